@@ -1,7 +1,6 @@
 """A method that is asked twice about a batch and gives two answers is refused: it keeps something
 that a resumed run would forget, or draws random numbers that no seed decides."""
 import inspect
-import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -45,11 +44,7 @@ def asked(make_one, rollouts):
     return ""
 
 
-def drawing(draw):
-    return lambda rollouts: rollouts.entropy + draw()
-
-
-COUNTED, MEMO = [], {"what it had": 1}
+MEMO = {"what it had": 1}
 
 
 def seeing(seen):
@@ -57,13 +52,6 @@ def seeing(seen):
         is_new = float(rollouts.entropy.sum()) not in seen
         seen.add(float(rollouts.entropy.sum()))
         return rollouts.entropy + is_new
-    return idea
-
-
-def from_step_2(kept):
-    def idea(rollouts):
-        kept.extend([1] * (rollouts.step > 1))
-        return rollouts.entropy + len(kept)
     return idea
 
 
@@ -136,13 +124,9 @@ class Best(StateIdea):
 
 FORMS = {  # how to make it, in which step it is noticed, and what is said
     "a set of what was seen": (lambda: seeing(set()), 1, DRAWS),
-    "a global of a helper": (lambda: drawing(lambda: COUNTED.append(1) or len(COUNTED)), 1, DRAWS),
-    "a list, from step 2": (lambda: from_step_2([]), 2, DRAWS),
-    "the clock": (lambda: drawing(lambda: time.perf_counter_ns() % 1e6), 1, DRAWS),
-    "torch's": (lambda: drawing(lambda: float(torch.rand(1))), 1, DRAWS),
+    "torch's": (lambda: lambda rollouts: rollouts.entropy + torch.rand(1), 1, DRAWS),
     "a memory": (lambda: remembering, 0, ""),
     "random numbers of the batch": (lambda: from_the_batch, 0, ""),
-    "an object that keeps nothing": (of(lambda self, rollouts: 0), 0, ""),
     "an object: the first batch": (of(what_the_first_batch_was), 2, KEEPS),
     "an object: its generator": (of(from_its_generator), 1, KEEPS),
     "an object: its class": (of(of_its_class), 1, DRAWS),

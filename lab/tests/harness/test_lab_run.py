@@ -11,7 +11,6 @@ import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ import run as book
 from lab.harness import run as harness_run
 import train as loop
 from lab_runs import WHOLE, after_credit_of, run
-from runs import arrays, assert_same_run, config_of, lines
+from runs import assert_same_run, config_of, lines
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
@@ -37,35 +36,6 @@ def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_ther
         module = importlib.import_module(file.replace("/", "."))
         for name in names.split(", "):
             operator.attrgetter(name)(module)
-
-
-def test_what_a_run_leaves_behind(whole, learner):
-    """A checkpoint is a model folder; only two of them can be resumed."""
-    assert {p.name for p in whole.iterdir()} == {
-        "code", "config.json", "metrics.jsonl", "evaluations.jsonl",
-        "tokenizer.json", "credit", "checkpoints", "lock"}
-    metrics = lines(whole / "metrics.jsonl")
-    credit_steps = [int(p.stem[5:]) for p in sorted((whole / "credit").iterdir())]
-    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6] == credit_steps
-    for m in metrics:
-        credit = arrays(whole / f"credit/step_{m['step']:06d}.npz")
-        assert len(credit["token_id"]) == m["tokens"] and len(credit["reward"]) == 16
-        assert credit["reward"].mean() == pytest.approx(m["reward"], abs=1e-6)
-        assert credit["entropy"].mean() == pytest.approx(m["entropy"], rel=1e-5)
-        reward = 0.1 * credit["reward_format"] + credit["reward_answer"]
-        np.testing.assert_allclose(credit["reward"], reward, atol=1e-6)
-        assert np.all(credit["weight"] == 1)
-    checkpoints = sorted((whole / "checkpoints").iterdir())
-    assert [p.name for p in checkpoints] == ["step_000002", "step_000004", "step_000006"]
-    assert [(p / "trainer").exists() for p in checkpoints] == [False, True, True]
-    evaluations = lines(whole / "evaluations.jsonl")
-    assert [(e["step"], e["mode"]) for e in evaluations] == [
-        (step, mode) for step in (0, 4, 6) for mode in ("sampled", "greedy")]
-    assert all(len(e["answer"]) == len(e["length"]) == len(e["format"]) == 8 for e in evaluations)
-    config, printed = config_of(whole), (whole.parent / "printed").read_text()
-    assert config["model"] == str(learner) and config["learning_rate"] == 1e-3
-    assert config["versions"]["torch"] == torch.__version__
-    assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6
 
 
 def test_the_random_numbers_of_credit_are_new_in_every_step(policy):

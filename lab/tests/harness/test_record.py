@@ -1,6 +1,5 @@
 """What a run writes: whole or not at all, read as it was written, by one process; and the curves of
 --track, which are the numbers on record."""
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.record import find_folder, new_folder, read_lines
 from lab.harness.step_lines import METRICS
 from lab_runs import SHORT, run
-from run import append
 from runs import lines
 
 
@@ -28,17 +26,6 @@ def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch
             pytest.fail("the work began")
 
 
-@pytest.mark.parametrize("text, lines", [
-    ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
-    ('{"step": 1}\n{"step": ', [{"step": 1}]), ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
-    ("", [])])
-def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
-    """Also where only the end of the line is missing: the next one would follow it."""
-    (tmp_path / "x.jsonl").write_text(text)
-    assert read_lines(tmp_path / "x.jsonl") == lines
-    assert read_lines(tmp_path / "none") == []
-
-
 @pytest.mark.parametrize("read, text, words", [
     (read_json, b"[1]", "x should hold an object"), (read_json, b"{", "x is not JSON"),
     (read_json, b"\xef\xbb\xbf[1]", "x should hold an object"),  # as some editors begin a file
@@ -50,15 +37,6 @@ def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
         (tmp_path / "x").write_bytes(text)
     with pytest.raises(UserError, match=words):
         read(tmp_path / "x")
-
-
-def test_an_undefined_number_becomes_null(tmp_path):
-    append(tmp_path / "x.jsonl", {"step": math.nan, "b": -math.inf, "c": 0.5})
-    append(tmp_path / "x.jsonl", {"step": 1})
-    text = (tmp_path / "x.jsonl").read_text()
-    assert text == '{"step": null, "b": null, "c": 0.5}\n{"step": 1}\n'
-    with pytest.raises(ValueError):  # no reader of JSON knows it
-        append(tmp_path / "y.jsonl", {"step": [math.nan]})
 
 
 def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
