@@ -19,7 +19,7 @@ import json
 from lab.analysis.comparison import AHEAD, AHEAD_ONCE, BEHIND, NOT_SEEN, Gain, called
 from lab.analysis.cost import at_equal_time, at_factor, break_even, ratio_of
 from lab.analysis.statistics import Estimate, holm, mean_over
-from lab.analysis.tables import shown
+from lab.analysis.tables import Table, by_row, shown
 from lab.engine.errors import PROJECT
 from lab.probes.claim_rules import stored_gain, stored_results, success_by_seed
 
@@ -119,35 +119,23 @@ def numbers(found):
 
 
 def in_words(rows):
-    """A line for each row."""
-    width = max(len(row["name"]) for row in rows)
-    lines = []
+    formats = {"arm": "", "pairs": "d", "at equal": "", "cost": ".2f", "gain": "points",
+               "verdict": "", "gains below": ""}
+    said = []
     for panel in dict.fromkeys(row["panel"] for row in rows):
-        lines.append(f"\n{panel}")
+        cells = []
         for row in (row for row in rows if row["panel"] == panel):
-            cells = [f"{row['name']:{width}}  {row['pairs']:2} pairs"]
-            for column in (STEPS, TOKENS, TIME):
-                cells.append(cell(row, column))
-            if "break even" in row:
-                most = shown(Estimate(*row["break even"]), ".1f")
-                cells.append(f"gains while a step costs less than {most} times")
-            lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def cell(row, column):
-    """-2.2 (-3.4 to -1.1) at 4.00, behind"""
-    if column not in row["gains"]:
-        return f"{'not known':47}"
-    gain = shown(Estimate(*row["gains"][column]), "points")
-    cost = row.get("costs", {}).get(column, 1)
-    at = "" if cost == 1 else f" at {cost:.2f}"
-    return f"{gain + at + ', ' + row['words'][column]:47}"
+            for column, gain in row["gains"].items():
+                most = shown(Estimate(*row["break even"]), ".1f") if "break even" in row else ""
+                cells.append([row["name"], row["pairs"], column, row.get("costs", {}).get(column),
+                              Estimate(*gain), row["words"][column], most])
+        said.append(f"{panel}\n{Table('', '', by_row(formats, cells)).to_text()}\n")
+    return "\n".join(said)
 
 
 if __name__ == "__main__":
     stored = json.loads(FILE.read_text("utf-8"))
     rows = [filled(row) for row in stored["rows"]]
     FILE.write_text(json.dumps(stored | {"rows": rows}, indent=1) + "\n", "utf-8")
-    heads = "\n".join([stored["command"], stored["question"], in_words(rows), ""])
+    heads = "\n".join([stored["command"], stored["question"], "", in_words(rows)])
     FILE.with_suffix(".txt").write_text(heads, "utf-8")
