@@ -5,7 +5,9 @@
     value       page 3    the expected reward after every token of an answer
     z-score     page 4    the advantage of right and of wrong answers
     step        page 6    what a step computes, and which function does it
+    curves      page 8    six runs, each with five of its numbers
     clip        page 9    how hard a token is moved, by its ratio
+    updates     page 9    success after one to fifty updates from each batch
     seeds       page 10   eight pairs of runs
     found       README    gains at equal steps, for as many tokens, in as much time
 
@@ -153,6 +155,54 @@ def clip() -> Figure:
     return figure
 
 
+OF_A_RUN = {"reward": "reward", "eval_success": "held-out\nright", "entropy": "entropy",
+            "length": "length", "groups_without_spread": "equal\ngroups"}
+LIMITS = {"eval_success": (-0.05, 1.05), "entropy": (-0.05, 1), "length": (36, 84),
+          "groups_without_spread": (-0.05, 1.05)}
+
+
+def curves() -> Figure:
+    figure, axes = plt.subplots(5, 6, sharex="col", figsize=(WIDTH, 6.2))
+    for run, column in zip("ABCDEF", axes.T):
+        text = (RESULTS / f"curves/{run}.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        for axis, (name, title) in zip(column, OF_A_RUN.items()):
+            known = [(line["step"], line[name]) for line in lines if name in line]
+            axis.plot(*zip(*known), color=BLUE, lw=1.2, marker="." if len(known) < 12 else "")
+            axis.set_ylim(LIMITS.get(name))
+            axis.tick_params(labelleft=run == "A" or name == "reward", labelsize=8)
+            if run == "A":
+                axis.set_ylabel(title)
+        column[0].set_title(run)
+        column[-1].set_xlabel("step")
+    return figure
+
+
+LINES = {"ratio and clip": BLUE, "no ratio": ORANGE, "one update, k times the rate": GREY,
+         "k updates, 1/k of the rate": "black"}
+
+
+def updates() -> Figure:
+    found = json.loads((RESULTS / "page_9/success.json").read_text(encoding="utf-8"))
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 4.6),
+                                          height_ratios=(3, 1))
+    for name, colour in LINES.items():
+        means = {int(count): np.mean(seeds) for count, seeds in found[name].items()}
+        above.plot(means.keys(), means.values(), "o-", color=colour, label=name)
+        for count, seeds in found[name].items():
+            above.plot([int(count)] * len(seeds), seeds, ".", color=colour, ms=4)
+    above.axhline(found["before"], color="black", lw=0.8, ls=":")
+    above.set(ylabel="right, %", xscale="log")
+    above.legend(loc="lower left")
+    share = found["clipped_share"]
+    below.plot([int(count) for count in share], share.values(), "o-", color=BLUE)
+    counts = [1, 2, 4, 8, 16, 50]
+    below.set(ylabel="clipped_share", xlabel="updates from each batch (k)", ylim=(-0.02, 0.5))
+    below.set_xticks(counts, counts)
+    below.minorticks_off()
+    return figure
+
+
 ARMS = {"none-32x8": "four times the answers", "measured": "sampled credit",
         "gae": "PPO's critic", "entropy_weighted": "more where unsure"}
 
@@ -217,7 +267,8 @@ def drawn(figure: Figure) -> str:
 
 
 PICTURES = {"one-step": one_step, "spread": spread, "value": value, "z-score": z_score,
-            "step": step, "clip": clip, "seeds": seeds, "found": found}
+            "step": step, "clip": clip, "curves": curves, "updates": updates, "seeds": seeds,
+            "found": found}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:

@@ -5,14 +5,17 @@ import json
 import re
 import subprocess
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from conftest import ROOT, project_files
 from docs import pictures
 from lab.analysis.comparison import mean_in_training
+from lab.tools import diagnose
 from lab_runs import block, blocks, copy_project, printed_by_each, program
 from runs import arrays, lines
 from stored import stored_arms, stored_gain
@@ -228,6 +231,35 @@ def test_what_fine_tuning_gained_follows_from_the_value_of_each_seed():
     assert f"[{stored_gain('bridge', 'right_only', 'grpo')}]" in page
 
 
+def test_the_table_of_page_9_follows_from_the_success_of_each_seed():
+    found = json.loads((ROOT / "lab/results/page_9/success.json").read_text())
+    page = PAGES["9_can_i_use_a_batch_twice.md"]
+    columns = "ratio and clip", "no ratio", "one update, k times the rate"
+    rows = re.findall(r"^\| (\d+) \| (.*?)\|$", page, flags=re.M)
+    assert [count for count, _ in rows] == ["1", "2", "4", "8", "16", "50"]
+    for count, text in rows:
+        cells = [cell.strip() for cell in text.split("|")]
+        share = cells.pop(1)
+        assert not share or float(share) == found["clipped_share"][count]
+        for cell, column in zip(cells, columns, strict=True):
+            seeds = found[column][count]
+            assert not cell or f"{np.mean(seeds):.1f}%" == cell.split(",")[0].rstrip("*")
+            assert ("*" in cell) == (bool(cell) and len(seeds) == 1)
+    with_kl = np.mean(found["8 updates with kl 0.1"])
+    without = np.mean(found["ratio and clip"]["8"])
+    told = f"{with_kl:.1f}% were right in place of {without:.1f}%"
+    assert told in " ".join(page.split())
+
+
+@pytest.mark.parametrize("run, said", [
+    ("A", "by heart"), ("B", "none is seen"), ("C", "rate is far too high"),
+    ("D", "pays for something else"), ("E", "The reward falls"), ("F", "none is seen")])
+def test_each_run_of_page_8_is_diagnosed(run, said, capsys):
+    with suppress(SystemExit):
+        diagnose.main([str(ROOT / f"lab/results/curves/{run}.jsonl")])
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_runs_of_one_command_differ_as_page_10_says():
     right = [100 * mean_in_training(run, "success")
              for run in stored_arms("board")["none"].values()]
@@ -281,7 +313,7 @@ def test_page_10_tries_the_readmes_idea():
 def test_pages_follow_each_other():
     """README's next page is the first, and each page names the one after it."""
     names = sorted(PAGES, key=lambda name: int(name.partition("_")[0]))
-    assert len(names) == 11
+    assert len(names) == 12
     for number, (name, page) in enumerate(zip(names, names[1:]), 1):
         assert name.startswith(f"{number}_") and f"# {number}. " in PAGES[name]
         assert f"]({page})" in PAGES[name].partition("*Next:*")[2]
