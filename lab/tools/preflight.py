@@ -12,7 +12,8 @@ It samples answers to problems of the task, trains nothing, and ends in one of s
     can use                     the best that was sampled: whether it will be learned is not said
     cannot                      hardly a group has answers with different rewards
     is too easy                 nearly all answers are right already
-    pays by chance              one blank more, and an answer's reward is another: as by a hash
+    pays by chance              a blank or a word more, and an answer's reward is another: as by a
+                                hash
 
 All other flags are those of `lab train`, and mean the training that is planned. Nothing is written,
 and the learning rate is not part of the verdict. What a training shows once it has begun, lab
@@ -41,7 +42,8 @@ FEWEST_PROBLEMS = 4
 NOT_ASKED = 400     # problems that no model is asked, to try answers on that ignore the problem
 FEWEST_OTHERS = 20  # such problems
 SIZES = (2, 4, 8, 16, 32)  # of groups
-WITH_BLANK = 16     # answers to a problem that are scored with one blank more
+WITH_MORE = 16      # answers to a problem that are scored again with a blank or a word more
+WORD = "so"         # before an answer it leaves what is answered as it is
 ENDS = 0.9          # so large a share of answers that end needs no more tokens
 
 FLAGS = {
@@ -97,15 +99,16 @@ def sample(policy: Policy, s: LabSettings, problems: int, count: int) -> list[An
             found.append(Answers(policy.task.show(problem), texts,
                                  *(column[rows].float().tolist() for column in columns), paid))
             if not has_turns(policy.task):
-                found[-1].with_blank.extend(with_blank(policy, problem, found[-1]))
+                found[-1].with_more.extend(with_more(policy, problem, found[-1]))
     return found
 
 
-def with_blank(policy: Policy, problem: Any, answers: Answers) -> list[tuple[float, float]]:
-    """The rewards of different answers, and those with a blank behind them."""
+def with_more(policy: Policy, problem: Any, answers: Answers) -> list[tuple[float, float, float]]:
+    """The rewards of different answers, and those with a blank behind or a word before them."""
     rewards = dict(zip(answers.texts, answers.reward))
-    return [(reward, float(policy.task.score(problem, f"{text} ")["reward"]))
-            for text, reward in [*rewards.items()][:WITH_BLANK]]
+    return [(reward, *(float(policy.task.score(problem, more)["reward"])
+                       for more in (f"{text} ", f"{WORD} {text}")))
+            for text, reward in [*rewards.items()][:WITH_MORE]]
 
 
 def problems_to_ask(policy: Policy, s: LabSettings, count: int) -> list[Any]:
@@ -233,9 +236,9 @@ def reason(found: Findings) -> str:
         return (f"in a step {found.living:.2f} groups have answers with different rewards. {rows} "
                 f"of docs/reference/how_a_run_fails.md say{'s' * (rows == 'Row 3')} what to try.")
     if found.word == CHANCE:
-        return ("an answer's reward says nothing about that of the same answer with one blank more "
-                f"(their correlation is {found.follows_text:+.2f}). So it does not depend on what "
-                "an answer says.")
+        return ("an answer's reward says nothing about that of the same answer with a blank behind "
+                f"or the word `{WORD}` before it (their correlation is {found.follows_text:+.2f}). "
+                "So it does not depend on what an answer says.")
     if found.word == FORM:
         return ("the rewards of a group differ, but hardly ever because one answer is right and "
                 "another wrong, or being right is not paid. Rows 3 and 9 of "

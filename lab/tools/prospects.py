@@ -30,7 +30,7 @@ WORTH_LEARNING = 0.3  # of the whole range of sampled rewards: an answer that ea
 FEWEST_FORMED = 20    # well formed answers of which the success is told
 RISE_BY_FORM = 0.1    # of success, if every answer were well formed: so much is worth the word
 TOO_EASY = 0.95       # of the answers are right
-FEWEST_WITH_BLANK = 50  # different answers that were scored with one blank more
+FEWEST_WITH_MORE = 50  # different answers that were scored again with a blank or a word more
 LEARNS, FORM, HOLE, CANNOT, EASY, CHANCE = (
     "learns", "learns the form only", "has a hole that one answer can use", "cannot",
     "is too easy", "pays by chance")
@@ -46,8 +46,8 @@ class Answers:
     format: list[float]
     finished: list[float]
     paid: list[list[float]] = field(default_factory=list)  # the rewards of its turns, if it has any
-    # of different answers the reward, and that of the same answer with one blank more
-    with_blank: list[tuple[float, float]] = field(default_factory=list)
+    # of different answers the reward, and those of the same answer with a blank or a word more
+    with_more: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -141,18 +141,22 @@ class Findings:
     @cached_property
     def follows_text(self) -> float | None:
         """The correlation, within problems, of an answer's reward with that of the same answer with
-        one blank more. None if too few were scored so, or their rewards are all equal."""
-        centred = [np.array(one.with_blank) - np.mean(one.with_blank, 0)
-                   for one in self.problems if one.with_blank]
-        pairs = np.concatenate([np.zeros((0, 2)), *centred])
-        if len(pairs) < FEWEST_WITH_BLANK or pairs.std(0).min() < 1e-6:
+        a blank or a word more, the lower one. None if too few were scored so. A blank or a word
+        that takes half of the differences away breaks the form of an answer, and says nothing."""
+        centred = [np.array(one.with_more) - np.mean(one.with_more, 0)
+                   for one in self.problems if one.with_more]
+        scored = np.concatenate([np.zeros((0, 3)), *centred])
+        if len(scored) < FEWEST_WITH_MORE or scored[:, 0].std() < 1e-6:
             return None
-        return float(np.corrcoef(pairs.T)[0, 1])
+        own = scored[:, 0]
+        found = [float(np.corrcoef(own, other)[0, 1]) for other in scored.T[1:]
+                 if other.std() > own.std() / 2]
+        return min(found, default=None)
 
     @property
     def pays_by_chance(self) -> bool:
         """Whether that correlation is less than three standard errors above 0."""
-        count = sum(len(one.with_blank) for one in self.problems)
+        count = sum(len(one.with_more) for one in self.problems)
         return self.follows_text is not None and self.follows_text < 3 / math.sqrt(count)
 
     @property

@@ -168,13 +168,16 @@ def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason, task, 
     assert (word == HOLE and isinstance(task, Hole)) == ("`cheat`" in blind)
 
 
-def test_a_reward_that_one_blank_more_changes_pays_by_chance():
-    """60 pairs: the second reward follows from the first, whatever it is worth, or it does not."""
+def test_a_reward_that_a_blank_or_a_word_more_changes_pays_by_chance():
+    """60 answers: the other reward follows from the first, whatever it is worth, or it does not. If
+    one in sixty is paid beside a word, the word broke the others' form."""
     rewards = [float(n % 3 == 0) for n in range(60)]
-    for other, word in (([2 * reward for reward in rewards], LEARNS), ([0.0] * 60, LEARNS),
-                        ([float(n % 2) for n in range(60)], CHANCE)):
+    twice, chance = [2 * reward for reward in rewards], [float(n % 2) for n in range(60)]
+    for blank, more, word in ((twice, twice, LEARNS), ([0.0] * 60, [0.0] * 60, LEARNS),
+                              (twice, [0.0] * 59 + [1.0], LEARNS), (chance, twice, CHANCE),
+                              (twice, chance, CHANCE)):
         problems = some(rewards, count=1)
-        problems[0].with_blank.extend(zip(rewards, other))
+        problems[0].with_more.extend(zip(rewards, blank, more))
         assert (found := findings(problems)).word == word
     assert "(their correlation is +0.00)" in said_of(found)[-1]
 
@@ -214,6 +217,18 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
     assert "LEARNS" in printed and "Without the task: a sampled answer earns " in printed
     monkeypatch.setattr(preflight.Findings, "word", CANNOT)
     assert preflight.main(typed) == 1
+
+
+def test_a_hash_of_the_words_pays_another_answer_with_a_word_more():
+    """Whatever blanks are between them. A reward of the last word stays as it is."""
+    for reward, is_changed in ((lambda words: hash(words) % 7, True), (lambda words: words[-1:]
+                                                                       == ("7",), False)):
+        task = SimpleNamespace(score=lambda problem, text: {"reward": reward(tuple(text.split()))})
+        given = [f"{n} makes {n % 9}" for n in range(40)]
+        paid = [task.score("", text)["reward"] for text in given]
+        found = preflight.with_more(SimpleNamespace(task=task), "", answers("", given, paid))
+        assert all(one == blank for one, blank, _ in found) and len(found) == preflight.WITH_MORE
+        assert any(one != word for one, _, word in found) == is_changed
 
 
 @pytest.mark.parametrize("count, is_tried", [(19, False), (20, True)])
