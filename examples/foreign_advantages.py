@@ -3,9 +3,10 @@
     python -m lab exact examples/foreign_advantages.py:verl_grpo
     python -m lab exact examples/foreign_advantages.py:trl_grpo --at-least 0.9
 
-`lab exact` sees by a function's parameters whose it is, and calls it as that trainer does
-(lab/foreign.py). Any other function it calls with rewards (B,), mask (B, T) and group (B,), and
-gets an advantage for each answer, (B,), or for each token, (B, T).
+`lab exact` sees by a function's parameters whose it is, and calls it as that trainer does; those of
+OpenRLHF and slime, too (lab/foreign.py). Any other function it gives rewards (B,), mask (B, T) and
+group (B,), by the names of its parameters, and gets an advantage for each answer, (B,), or for each
+token, (B, T).
 
 Put your own function in the place of one of these. They are written after those of the trainers,
 and import nothing of them. The first two are z-scores of the group, so `lab exact` calls them
@@ -45,7 +46,9 @@ class NemoLeaveOneOut:
         baseline = torch.zeros_like(rewards)
         for row, prompt in enumerate(prompt_ids):
             same = (prompt_ids == prompt).all(1)
-            baseline[row] = (rewards[same].sum() - rewards[row]) / (same.sum() - 1)
+            baseline[row] = rewards[row]  # an answer alone gives no gradient
+            if same.sum() > 1:
+                baseline[row] = (rewards[same].sum() - rewards[row]) / (same.sum() - 1)
         return (rewards - baseline)[:, None].expand(mask.shape)
 
 

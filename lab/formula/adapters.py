@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .batches import Batch
 from .calling import Loss, LossFailed
+from .trainers import TRAINERS, config_of
 
 
 def log_probs(logits: Tensor, batch: Batch) -> Tensor:
@@ -69,10 +70,6 @@ def of_log_probs(function: Callable[..., object],
     return loss
 
 
-VERL = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0,
-        "tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "token-mean"}  # of verl's ActorConfig
-
-
 def of_verl(function: Callable[..., object], config: Any,
             advantage: Callable[[Batch], Tensor] = partial(z_score, epsilon=1e-6),
             rollout_is_threshold: float | None = None) -> Loss:
@@ -81,8 +78,7 @@ def of_verl(function: Callable[..., object], config: Any,
     verl's ActorConfig, or a dictionary of what differs from its defaults. With a threshold the
     function is given verl's truncated weights of tokens for the engine that sampled."""
     if isinstance(config, dict):
-        settings = {**VERL, "global_batch_info": {}, **config}
-        config = SimpleNamespace(**settings, get=settings.get)
+        config = config_of(TRAINERS["verl"].settings | {"global_batch_info": {}, **config})
     wanted = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config"]
     wanted += ["rollout_is_weights"] if rollout_is_threshold else []
     if absent := [name for name in wanted if name not in inspect.signature(function).parameters]:

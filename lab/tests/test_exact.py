@@ -4,7 +4,8 @@ import itertools
 import json
 import math
 import re
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
 from lab.exact import (ACCEPTED, BIASED, NOT_JUDGED, RIGHT, WRONG_SIGN, Mean, about_length, check,
                        choice_of, compared, gradients, in_words, judge, summary)
+from lab.foreign import as_choice
 from lab.tests import known_methods as known, methods_table
 from lab.worlds import LETTERS, WORLDS, World, worlds_of
 
@@ -181,14 +183,75 @@ def by_number(prompt_ids, rewards, mask):
     return rewards - torch.stack([rewards[prompt_ids == one].min() for one in prompt_ids])
 def of_one(rewards):
     return rewards
+def discounted(rewards, action_mask, gamma=1.0):
+    return rewards
+def of_self(self, rewards, response_masks):
+    return rewards
+def nothing(rewards, mask, group):
+    pass
+def number(rewards, mask, group):
+    return 1.0
+def by_uid(rewards, uid, response_mask, epsilon=1e-6):
+    means = {one: rewards[uid == one].mean() for one in uid}
+    return torch.stack([r - means[one] for r, one in zip(rewards, uid)])[:, None] * response_mask
+def weighted(rewards_per_func, reward_weights, num_generations):
+    rewards = (rewards_per_func * reward_weights).sum(1).view(-1, num_generations)
+    return (rewards - rewards.mean(1, keepdim=True)).flatten()
+def each_function(rewards_per_func, num_generations):
+    both = rewards_per_func.view(-1, num_generations, 2)
+    both = (both - both.mean(1, keepdim=True)) / (both.std(1, keepdim=True) + 1e-4)
+    return both.sum(2).flatten()
+def with_config(token_level_rewards, response_mask, index, config=None):
+    assert config.gamma == 1 and config.get("norm_adv_by_std_in_grpo")
+    return token_level_rewards.sum(1, keepdim=True) * response_mask, None
+def openrlhf(rewards, n_samples_per_prompt):
+    rewards = rewards.view(-1, n_samples_per_prompt)
+    return (rewards - rewards.mean(1, keepdim=True)).flatten()
+def prime_older(rewards, completion_lengths, samples_per_problem, advantage_config):
+    assert isinstance(rewards, list) and len(rewards) == samples_per_problem
+    return [reward - sum(rewards) / len(rewards) for reward in rewards]
+def slime(rewards, kl):
+    return [reward * torch.ones_like(one) for reward, one in zip(rewards, kl)]
+def slime_samples(args, samples):
+    raw = [sample.get_reward_value(args) for sample in samples]
+    rewards = torch.tensor(raw).view(-1, args.n_samples_per_prompt)
+    return raw, (rewards - rewards.mean(1, keepdim=True)).flatten().tolist()
+class Nemo:
+    def __init__(self, estimator_config, loss_config):
+        self.leave_one_out = estimator_config["use_leave_one_out_baseline"]
+    def compute_advantage(self, prompt_ids, rewards, mask, **others):
+        return (rewards * self.leave_one_out)[:, None].expand(mask.shape)
 def gae(token_level_rewards, values, response_mask, gamma):
     return token_level_rewards
 def of_batch(rollouts):
     return rollouts.reward
 class NeedsMore:
-    def __init__(self, config):
+    def __init__(self, tokenizer):
         pass
 """
+
+
+@pytest.mark.parametrize("name, word", [
+    ("by_uid", RIGHT), ("weighted", RIGHT), ("each_function", BIASED), ("with_config", RIGHT),
+    ("openrlhf", RIGHT), ("prime_older", RIGHT), ("slime", RIGHT), ("slime_samples", RIGHT),
+    ("Nemo", RIGHT)])
+def test_functions_are_called_by_the_names_of_their_parameters(tmp_path, name, word):
+    (tmp_path / "mine.py").write_text(MINE)
+    found = judged(choice_of(f"{tmp_path / 'mine.py'}:{name}"), "one turn, rewards below 0")
+    assert found.word == word, found.why
+
+
+def test_a_function_with_settings_and_an_object_can_be_checked():
+    def scaled(rewards, group, power):
+        mean = torch.stack([rewards[group == one].mean() for one in group])
+        return (rewards - mean) * torch.exp(power * rewards)
+
+    where, found = "one turn, rewards below 0", {}
+    for power in (0.0, 1.0):
+        found[power] = judged(as_choice(partial(scaled, power=power)), where)
+    assert (found[0.0].word, found[1.0].word) == (RIGHT, BIASED)
+    estimator = SimpleNamespace(compute_advantage=lambda rewards, group: rewards)
+    assert judged(as_choice(estimator), where).word == RIGHT
 
 
 def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(tmp_path):
@@ -200,14 +263,18 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
     assert judged(choice_of(f"{mine}by_number"), where).word == BIASED
     for name, why in (("fails", "(mine.py, line 13)"), ("leaves", "it calls sys.exit or os._exit"),
                       ("of_wrong_shape", "it returned the shape (1,), for a mask of the shape"),
-                      ("gae", "missing 2 required positional arguments: 'values' and 'gamma'"),
-                      ("of_one", "takes 1 positional argument but 3 were given")):
+                      ("nothing", "it returned nothing, and not an advantage for each answer"),
+                      ("number", "it returned a float, and not an advantage for each answer"),
+                      ("gae", "missing 2 required positional arguments: 'values' and 'gamma'")):
         found = judged(choice_of(mine + name), where)
         assert found.word == NOT_JUDGED and why in found.why
         assert "Other forms stand in examples/foreign_advantages.py" in found.why
-    for name, error in (("missing", "has no function missing, as .*:NAME, but spoils, fails,"),
+    for name, error in (("of_one", "of_one has no parameter group .B,.. It gives rewards, mask"),
+                        ("discounted", "but gamma, which exact does not know"),
+                        ("of_self", "of_self is a method without its object"),
+                        ("missing", "has no function missing, as .*:NAME, but spoils, fails,"),
                         ("", "has no function behind its colon, as .*mine.py:NAME, but spoils"),
-                        ("NeedsMore", "missing 1 required positional argument: 'config'")):
+                        ("NeedsMore", "missing 1 required positional argument: 'tokenizer'")):
         with pytest.raises(UserError, match=error):
             choice_of(mine + name)
     with pytest.raises(UserError, match="there is no Python file none.py"):
