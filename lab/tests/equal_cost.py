@@ -17,7 +17,7 @@ and where it is known what a step costs. The program fills in the numbers.
 import json
 
 from lab.analysis.comparison import AHEAD, AHEAD_ONCE, BEHIND, NOT_SEEN, Gain, called
-from lab.analysis.cost import at_equal_time, at_factor, break_even, ratio_of
+from lab.analysis.cost import at_equal_time, at_factor, break_even, is_known, ratio_of
 from lab.analysis.statistics import Estimate, holm, mean_over
 from lab.analysis.tables import Table, by_row, shown
 from lab.engine.errors import PROJECT
@@ -70,9 +70,10 @@ def gains_of(row, arm):
         runs = in_turns(clock)
         if clock == "board":
             runs = [of_board("board", arm, *row["over"], seed) for seed in by_seed]
-        timed = at_equal_time(pairs, [(own[1], plain[1]) for own, plain in runs])
-        if timed.is_known:
-            gains[TIME], costs[TIME] = timed.gain, timed.ratio.value
+        seconds = [(own[1], plain[1]) for own, plain in runs]
+        if is_known(ratio_of(seconds)):
+            gains[TIME] = at_equal_time(pairs, seconds)
+            costs[TIME] = ratio_of(seconds).value
     return gains, costs
 
 
