@@ -269,7 +269,7 @@ def test_a_second_run_is_where_the_claims_about_its_weighting_look(tmp_path):
     """Over the steps that both have, and only if they differ in nothing else."""
     plain, other = (write_run(tmp_path / name, success, steps=steps, **config)
                     for name, success, steps, config in (
-                        ("a", 0.5, 10, {}), ("b", 0.2, 8, dict(
+                        ("a", 0.5, 8, {}), ("b", 0.2, 10, dict(
                             mitigation="outcome_conditional", think_discount=0.75))))
     lines = [[json.loads(line)["success"] for line in (run / "metrics.jsonl").open()][:8]
              for run in (plain, other)]
