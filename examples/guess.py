@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import lab.engine  # noqa: F401  before torch, as in one_step.py
+import lab.engine  # noqa: F401  before torch
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
