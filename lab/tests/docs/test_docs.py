@@ -20,6 +20,7 @@ from lab.harness.record import read_given
 from lab_runs import SHORT, block, blocks, copy_project, printed_by_each, program
 from small import log_probs_behind
 
+README = (ROOT / "README.md").read_text("utf-8")
 TRAIN = """
 import json, sys
 import lab.run as train
@@ -253,3 +254,24 @@ def headings(page) -> set[str]:
     """As GitHub names them: lower case, punctuation gone, spaces as hyphens."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_counts_the_lines_of_the_seven_files():
+    rows = re.findall(r"^\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|", README, re.M)
+    assert len(rows) == 7
+    assert rows == [(name, str(len((ROOT / name).read_text().splitlines()))) for name, _ in rows]
+
+
+def test_the_readme_says_of_the_default_run_what_another_cpu_keeps():
+    """Whole percents of the stored run, and its interval, within which other CPUs end."""
+    stored = (ROOT / "lab/results/default_run.txt").read_text("utf-8")
+    interval = r" +(\S+)% \(95% interval (\S+)% to (\S+)%\)"
+    of_run = {mode: re.findall(f"held-out, {mode}{interval}", stored)
+              for mode in ("sampled", "greedy")}
+    found = {mode: [round(float(line[0])) for line in (lines[0], lines[-1])]
+             for mode, lines in of_run.items()}
+    low, high = (round(float(end)) for end in of_run["sampled"][-1][1:])
+    first, last = found["sampled"]
+    assert (f"{first}% are solved before and {last}% (95% interval {low}% to {high}%) after"
+            in " ".join(README.split()))
+    assert "by greedy answers {}% and {}%".format(*found["greedy"]) in " ".join(README.split())
