@@ -6,6 +6,8 @@ import shlex
 
 import pytest
 
+import mitigations
+
 from conftest import ROOT, project_files
 from examples import dpo
 from lab.__main__ import MODULES
@@ -75,6 +77,7 @@ def with_my_idea(monkeypatch):
         return rollouts
 
     put_in(monkeypatch, my_idea, "my_idea")
+    monkeypatch.setitem(mitigations.MITIGATIONS, "my_idea", my_idea)
 
 
 def take(command):

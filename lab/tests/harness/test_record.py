@@ -26,6 +26,16 @@ def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch
             pytest.fail("the work began")
 
 
+@pytest.mark.parametrize("text, lines", [
+    ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
+    ('{"step": 1}\n{"step": ', [{"step": 1}]), ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
+    ("", [])])
+def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
+    """Also where only the end of the line is missing: the next one would follow it."""
+    (tmp_path / "x.jsonl").write_text(text)
+    assert read_lines(tmp_path / "x.jsonl") == lines
+
+
 @pytest.mark.parametrize("read, text, words", [
     (read_json, b"[1]", "x should hold an object"), (read_json, b"{", "x is not JSON"),
     (read_json, b"\xef\xbb\xbf[1]", "x should hold an object"),  # as some editors begin a file
