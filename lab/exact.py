@@ -4,6 +4,7 @@
     python -m lab exact my_file.py:my_function       # anybody's advantage: see lab/foreign.py
     python -m lab exact my_idea --at-least 0.99      # which cosine is good enough
     python -m lab exact --all --json                 # all methods, in some minutes
+    python -m lab exact my_idea --write exact.json   # later --baseline exact.json: lab/gate.py
 
 In a small world (lab/worlds.py) all batches are listed with their probabilities. Each goes through
 the functions of a training step up to the loss. So what a method does on average is a sum:
@@ -32,6 +33,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -44,17 +46,20 @@ from lab.engine.errors import UserError
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, checked_credit,
                                 copied_state, make, method_of)
 from lab.engine.update import length_scaling
-from lab.foreign import as_choice, foreign
+from lab import gate
+from lab.foreign import OTHERS, as_choice, foreign
 from lab.formula.calling import LossFailed, of_the_user
 from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings
-from lab.worlds import LETTERS, Batch, World, worlds_of
+from lab.own_worlds import worlds_from
+from lab.worlds import LETTERS, Batch, World, with_rewards, worlds_of
 
 ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
 RIGHT, ACCEPTED, BIASED = "right", "biased, but accepted", "biased"
-WRONG_SIGN, NOT_JUDGED = "wrong sign", "cannot be judged"
+WRONG_SIGN, NOT_JUDGED, ROUNDED = "wrong sign", "cannot be judged", "right but for rounding"
+PASSED = (RIGHT, ACCEPTED, ROUNDED)
 OF_LOSS = {name: replace(flags_of(LabSettings)[name], requires=None) for name in (
     "loss_norm", "drop_unfinished", "rescale")}
 OF_LOSS["loss_norm"] = replace(OF_LOSS["loss_norm"], default="constant")
@@ -62,7 +67,10 @@ FLAGS = OF_LOSS | {
     "seeds": Flag(3, "worlds of each kind", least=1, most=100),
     "at_least": Flag(None, "the lowest cosine that is accepted; without it none below 1 is",
                      kind=float, most=1),
-    "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON")}
+    "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON"),
+    "rows": Flag("", "worlds of the prompts, rewards and lengths in this file: lab/own_worlds.py"),
+    "write": Flag("", "a file for a later --baseline"),
+    "baseline": Flag("", "a file of --write: what changed since, and its exit status")}
 LEARNED_FROM = 50  # batches at most, by a method that keeps a state
 # flags with which a method does something in answers of few tokens
 SUITED: dict[str, dict[str, Any]] = {
@@ -81,12 +89,18 @@ class Mean(NamedTuple):
     noise: float
     batches: int           # that were listed
     difference: str        # where the mean is most wrong, in words
+    key: str = ""          # of the world
 
 
 class Verdict(NamedTuple):
     word: str
     why: str               # sentences about it
     means: list[Mean]      # of all worlds
+    outside: list[Mean] = []  # of worlds with other rewards than those that it is made for
+
+
+class Changes(UserError):
+    """The same batch has another gradient."""
 
 
 def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: Iterable[Batch],
@@ -138,7 +152,8 @@ def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mea
     size, along = float(mean.norm()), float(mean @ truth)
     typical = float(chance @ found.square().sum(1)) ** 0.5
     if size <= ROUNDING * typical:
-        return Mean(world.about, 0.0, 1.0, 0.0, math.inf, len(found), "it gives no gradient")
+        return Mean(world.about, 0.0, 1.0, 0.0, math.inf, len(found), "it gives no gradient",
+                    world.key)
     across = float((mean - along * truth).norm())
     bias = across / size if across > ROUNDING * typical else 0.0
     noise = float(chance @ (found - mean).square().sum(1)) / along ** 2 if along > 0 else math.inf
@@ -149,7 +164,8 @@ def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mea
     begun = begun if len(begun) < 12 else f"{len(begun)} tokens"
     difference = (f"{LETTERS[token]} {f'behind {begun}' if begun else 'at the start'} is pushed by "
                   f"{as_long[most]:+.4f}, and {world.truth[most]:+.4f} would be right")
-    return Mean(world.about, along / size, bias, along / scale, noise, len(found), difference)
+    return Mean(world.about, along / size, bias, along / scale, noise, len(found), difference,
+                world.key)
 
 
 def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
@@ -162,7 +178,7 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
         sizes[n] > 0, len({*sum(listed[n], ())}), sizes[n]))[-20:]
     some = [listed[n] for n in varied]
     if not found[varied].equal(gradients(world, choice, flags, some, seed=1)):
-        raise UserError("it draws random numbers, or it remembers earlier batches")
+        raise Changes("it draws random numbers, or it remembers earlier batches")
 
     def matters(others: list[Batch]) -> bool:
         moved = gradients(world, choice, flags, others)
@@ -186,12 +202,34 @@ def plain_noise(world: World) -> float:
 
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
           at_least: float | None = None) -> Verdict:
-    """A cosine of `at_least` is accepted."""
+    """A cosine of `at_least` is accepted. A method that is made for certain rewards is judged with
+    these, and what it does with others is said."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more only wait for each other at tensors of this size
+    try:
+        wanted = getattr(choice, "made_for_rewards", ())
+        if not wanted:
+            return judge_in(choice, flags, worlds, at_least)
+        verdict = judge_in(choice, flags, with_rewards(worlds, wanted), at_least)
+        others = [world for world in worlds if not {*world.rollouts.reward.tolist()} <= {*wanted}]
+        outside = judge_in(choice, flags, others, at_least).means
+    finally:
+        torch.set_num_threads(threads)
+    rewards = " and ".join(f"{one:g}" for one in wanted)
+    said = f" It is made for rewards of {rewards}, and judged with these."
+    if outside:
+        said += f" With others its cosine is at least {summary(outside)['cosine']:.4f}."
+    return verdict._replace(why=verdict.why + said, outside=outside)
+
+
+def judge_in(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
+             at_least: float | None) -> Verdict:
     name, means = choice.__name__, list[Mean]()
     reasons: dict[str, list[str]] = {"fails in": [], "is not made for": []}
     flags = {**SUITED.get(name, {}), **flags}
     least = getattr(choice, "least_group", 2)  # the lab has no groups of one answer
-    worlds, ran = [world for world in worlds if min(world.kind.sizes) >= least], list[World]()
+    worlds = [world for world in worlds if min(world.kind.sizes) >= least]
+    before = dict[World, Tensor]()  # gradients of some batches
     for world in worlds:
         show_status(f"{name}: {world.about}")
         does = "is not made for"
@@ -201,23 +239,56 @@ def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
                     raise UserError("it takes answers of one turn")
                 make(choice, flags, world.policy)
                 does = "fails in"
+                first = gradients(world, choice, flags, some_batches(world))
                 mean = judged(world, choice, flags)
         except LossFailed as error:  # of a function that may be wrong, or that refuses the task
+            if isinstance(error.__cause__, Changes):
+                return Verdict(NOT_JUDGED, f"{name} cannot be judged: {error.__cause__}.", [])
             cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
             reasons[does].append(f"{world.about}. {str(cause).strip()}")
             continue
-        ran.append(world)
+        before[world] = first
         means.append(mean._replace(noise=mean.noise / plain_noise(world)))
     show_status("")
+    if remembers(choice, flags, before):
+        return Verdict(NOT_JUDGED, f"{name} remembers: a batch has another gradient in a later "
+                       "call.", means)
     word, why = in_words(name, means, bool(reasons["fails in"]), at_least)
-    why += seen(ran) if word in (RIGHT, ACCEPTED) else ""
+    if word == BIASED and summary(means)["cosine"] > 1 - 5e-6 and is_short(choice, flags, worlds):
+        word, why = ROUNDED, (f"{name} is right on average but for its numbers of 16 bits, with a "
+                              f"cosine of at least {summary(means)['cosine']:.6f}.")
+    why += seen([*before]) if word in PASSED else ""
     if called_as := getattr(choice, "called_as", ""):
         why += f" It was called as {called_as}."
-        why += "" if means else " Other forms stand in examples/foreign_advantages.py."
-    for does, found in reasons.items():
-        if found:
-            why += f" It {does} {len(found)} of {len(worlds)} worlds, first: {found[0]}"
-    return Verdict(word, why, means)
+        why += "" if means else f" {OTHERS}."
+    return Verdict(word, why + where_not(reasons, len(worlds)), means)
+
+
+def where_not(reasons: Mapping[str, list[str]], count: int) -> str:
+    return "".join(f" It {does} {len(found)} of {count} worlds, first: {found[0]}"
+                   for does, found in reasons.items() if found)
+
+
+def remembers(choice: Choice, flags: Mapping[str, Any], before: Mapping[World, Tensor]) -> bool:
+    """Whether some batches have another gradient now than before."""
+    return not all(first.equal(gradients(world, choice, flags, some_batches(world)))
+                   for world, first in before.items())
+
+
+def some_batches(world: World) -> list[Batch]:
+    listed = [*world.batches()]
+    return listed[1::max(1, len(listed) // 5)]
+
+
+def is_short(choice: Choice, flags: Mapping[str, Any], worlds: list[World]) -> bool:
+    """Whether an advantage's numbers have no more digits than those of 16 bits."""
+    if MITIGATIONS.data.get(choice.__name__) is choice:
+        return False
+    world = worlds[0]
+    found = [checked_credit(make(choice, flags, world.policy), "it", world.batch(groups),
+                            world.policy) for groups in some_batches(world)]
+    values = torch.stack(found)
+    return any(values.to(short).float().equal(values) for short in (torch.bfloat16, torch.half))
 
 
 def in_words(name: str, means: list[Mean], fails: bool, at_least: float | None) -> tuple[str, str]:
@@ -258,9 +329,9 @@ def about_length(means: list[Mean]) -> str:
 def seen(worlds: list[World]) -> str:
     """A sentence about what the worlds have, because beyond it nothing is known."""
     rewards = torch.cat([world.rollouts.reward for world in worlds])
-    sizes = [size for world in worlds for size in world.kind.sizes]
-    return (f" Seen: rewards {rewards.min():g} to {rewards.max():g}, groups of {min(sizes)} to "
-            f"{max(sizes)}, up to {max(len(world.kind.sizes) for world in worlds)} groups, answers "
+    sizes = sorted(size for world in worlds for size in world.kind.sizes)
+    return (f" Seen: rewards {rewards.min():g} to {rewards.max():g}, groups of {sizes[0]} to "
+            f"{sizes[-1]}, up to {max(len(world.kind.sizes) for world in worlds)} groups, answers "
             f"of up to {max(int(world.rollouts.length.max()) for world in worlds)} tokens.")
 
 
@@ -269,7 +340,7 @@ def check(method: Any, *, at_least: float | None = None, seeds: int = 3, **flags
     average, or has a cosine of `at_least` in all worlds."""
     choice = choice_of(method) if isinstance(method, str) else as_choice(method)
     verdict = judge(choice, flags, worlds_of({}, seeds), at_least)
-    if verdict.word not in (RIGHT, ACCEPTED):
+    if verdict.word not in PASSED:
         raise AssertionError(f"{verdict.word}: {verdict.why}")
     return verdict
 
@@ -282,7 +353,7 @@ def choice_of(name: str) -> Choice:
 def summary(means: list[Mean]) -> dict[str, float]:
     if not means:
         return {}
-    _, cosine, bias, length, noise, batches, _ = zip(*means)
+    _, cosine, bias, length, noise, batches, *_ = zip(*means)
     return {"cosine": min(cosine), "bias": max(bias), "length": min(length), "noise": median(noise),
             "noise_most": max(noise), "worlds": len(means), "batches": sum(batches)}
 
@@ -303,8 +374,10 @@ def of_each_kind(means: list[Mean]) -> list[str]:
 
 def as_json(verdicts: Mapping[str, Verdict], each_world: bool) -> str:
     found = []
-    for name, (word, why, means) in verdicts.items():
+    for name, (word, why, means, outside) in verdicts.items():
         found.append({"method": name, "word": word, "why": why, **summary(means)})
+        if outside:
+            found[-1]["outside"] = summary(outside)
         if each_world:
             found[-1]["each_world"] = [mean._asdict() for mean in means]
     return json.dumps(found, indent=1).replace(" Infinity", " null")  # which JSON does not have
@@ -322,7 +395,9 @@ def main(argv: list[str]) -> int:
     for flag in others.keys() - own.keys():
         raise unknown_argument(f"--{flag}", [*own, *FLAGS])
     values = settle(others, own)
-    worlds = worlds_of({name: getattr(args, name) for name in OF_LOSS}, args.seeds)
+    settings = {name: getattr(args, name) for name in OF_LOSS}
+    worlds = (worlds_from(Path(args.rows), settings, args.seeds) if args.rows
+              else worlds_of(settings, args.seeds))
     verdicts = dict[str, Verdict]()
     rows = [] if args.json else [HEADINGS]
     for name, choice in choices.items():
@@ -333,9 +408,16 @@ def main(argv: list[str]) -> int:
                      else [row(name, verdict.means, verdict.word)])
             print(*rows, sep="\n", flush=True)
             rows.clear()
+    found = {name: verdict.means + verdict.outside for name, verdict in verdicts.items()}
+    if args.write:
+        gate.write(Path(args.write), found)
+    if args.baseline:
+        said, status = gate.compare(Path(args.baseline), found)
+        print(*said, sep="\n")
+        return status
     if args.json:
         print(as_json(verdicts, each_world=not args.all))
-    for word, why, _ in () if args.json else verdicts.values():
+    for word, why, *_ in () if args.json else verdicts.values():
         print(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
-    words = {verdict.word for verdict in verdicts.values()} - {RIGHT, ACCEPTED}
+    words = {verdict.word for verdict in verdicts.values()}.difference(PASSED)
     return 0 if args.all or not words else 2 if words == {NOT_JUDGED} else 1

@@ -9,6 +9,7 @@ A token that is alone possible has probability 1 and no gradient, so long answer
 Rewards, replies and the policy's logits are random numbers that follow from a seed. Problems are
 drawn with replacement, as if from many, so one group says nothing about the others.
 """
+import hashlib
 import itertools
 import math
 import random
@@ -75,7 +76,7 @@ def worlds_of(settings: Mapping[str, Any], seeds: int,
     """So many worlds of each kind, or of those of WORLDS. Worlds in which hardly anything can be
     learned, or a reward is missing, are left out."""
     found = []
-    for place, (about, kind) in enumerate((kinds or WORLDS).items()):
+    for place, (about, kind) in enumerate((WORLDS if kinds is None else kinds).items()):
         worlds = (World(about, settings, seed, kind) for seed in itertools.count())
         telling = itertools.islice((w for w in worlds if w.has_all_rewards
                                     and w.truth.norm() > 0.03), seeds)
@@ -83,6 +84,19 @@ def worlds_of(settings: Mapping[str, Any], seeds: int,
             world.step = STEPS[(place + number) % len(STEPS)]
             found.append(world)
     return found
+
+
+def with_rewards(worlds: Sequence["World"], rewards: tuple[float, ...]) -> list["World"]:
+    """Worlds of the same kinds, but with these rewards. Where each turn is paid, sums are others,
+    so such kinds are left out."""
+    kinds: dict[Kind, str] = {}
+    for world in worlds:
+        if world.kind.rewards and not world.kind.pays:
+            about = world.about.partition(", rewards")[0]
+            kinds.setdefault(world.kind._replace(rewards=rewards), about)
+    most = max(Counter(world.about for world in worlds).values(), default=0)
+    named = {about: kind for kind, about in kinds.items()}
+    return worlds_of(worlds[0].settings, most, named) if named else []
 
 
 class WorldTask:
@@ -136,9 +150,9 @@ class World:
 
     def __init__(self, about: str, settings: Mapping[str, Any] = {}, seed: int = 0,
                  kind: Kind | None = None):
-        self.about, self.seed, self.step = about, seed, STEPS[0]
+        self.about, self.settings, self.seed, self.step = about, settings, seed, STEPS[0]
         self.kind = kind = kind or WORLDS[about]
-        self.task = WorldTask(kind, seed)
+        self.task = self.make_task()
         generator = torch.Generator().manual_seed(seed)
         tokenizer = Tokenizer(models.BPE(vocab=SPELLING, merges=[]))
         tokenizer.decoder = decoders.ByteLevel()
@@ -181,7 +195,7 @@ class World:
         self.rows = rows  # of the logits, at each token of each answer
         mask, possible = drawn.bool(), torch.zeros(len(self.beginnings), len(LETTERS)).bool()
         possible[rows[mask], ids[mask]] = True
-        logits = torch.randn(possible.shape, generator=generator).double()
+        logits = self.first_logits(possible.shape, generator)
         self.logits = logits.masked_fill(~possible, -1e4).requires_grad_()
         log_p = self.logits.log_softmax(1)[rows]                                  # (n, T, V)
         self.log_prob = log_p.gather(2, ids[..., None])[..., 0] * mask            # (n, T)
@@ -195,11 +209,25 @@ class World:
                               written=written.bool())
         self.rollouts = score_answers(batch, self.policy.tokenizer, self.task)
 
+    def make_task(self) -> WorldTask:
+        return WorldTask(self.kind, self.seed)
+
+    def first_logits(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator).double()
+
     @property
     def has_all_rewards(self) -> bool:
         of_turns = self.rollouts.of_turns[self.rollouts.ends_turn] if self.kind.pays else None
         paid = self.rollouts.reward if of_turns is None else of_turns
         return {*torch.tensor(self.kind.rewards).tolist()} == {*paid.tolist()}
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of its numbers, by which a later run knows it again."""
+        logits = [f"{one:.3f}" for one in self.logits.flatten().tolist()]
+        rewards = [f"{one:.3f}" for one in self.rollouts.reward.tolist()]
+        parts = str((self.answers, self.kind.sizes, self.step, rewards, logits))
+        return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
     @cached_property
     def truth(self) -> Tensor:

@@ -39,6 +39,8 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
 
 
+maxrl.made_for_rewards = (0.0, 1.0)  # type: ignore[attr-defined]  # for lab exact
+
 @advantage
 def batch_mean(rollouts: Rollouts) -> Tensor:
     """The reward minus the mean of the whole batch, as if there were no groups. So answers to easy

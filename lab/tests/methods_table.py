@@ -63,6 +63,8 @@ def exact_cells(found):
     if found["word"] != "right":
         number = f"{found['cosine']:.2f}"
         word = ">0.99" if number == "1.00" else number
+    if "outside" in found:
+        word += f" (other rewards: {found['outside']['cosine']:.2f})"
     return word, "" if found["noise"] is None else f"{found['noise']:.2f}"
 
 

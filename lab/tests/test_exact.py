@@ -17,9 +17,10 @@ from lab.__main__ import main as lab
 from lab.credit import turns
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
-from lab.exact import (ACCEPTED, BIASED, NOT_JUDGED, RIGHT, WRONG_SIGN, Mean, about_length, check,
-                       choice_of, compared, gradients, in_words, judge, summary)
+from lab.exact import (ACCEPTED, BIASED, NOT_JUDGED, RIGHT, ROUNDED, WRONG_SIGN, Mean, about_length,
+                       check, choice_of, compared, gradients, in_words, judge, summary)
 from lab.foreign import as_choice
+from lab.own_worlds import worlds_from
 from lab.tests import known_methods as known, methods_table
 from lab.worlds import LETTERS, WORLDS, World, worlds_of
 
@@ -283,6 +284,74 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
         choice_of(mine.removesuffix(":"))
 
 
+def test_a_method_is_judged_with_the_rewards_that_it_is_made_for():
+    """(reward - mean) / mean in groups of two is the sign for 0 and 1, and not for others."""
+    found = judged(method_of("maxrl"), "one turn, rewards below 0", "2 to 61 tokens")
+    assert found.word == RIGHT and {mean.world for mean in found.means} == {
+        "one turn", "2 to 61 tokens"}
+    assert "made for rewards of 0 and 1, and judged with these. With others" in found.why
+    assert min(mean.cosine for mean in found.outside) < 0.9
+
+
+def test_rounding_is_no_bias_and_a_counter_is_memory():
+    calls = itertools.count()
+
+    def rounded(rewards, mask, group):
+        short = rewards.bfloat16()
+        return short - torch.stack([short[group == one].mean() for one in group])
+
+    def warms_up(rewards, mask, group):
+        return rewards * (next(calls) > 100)
+
+    def late(rewards, mask, group):
+        return rewards * (next(calls) > 700)
+
+    where = "one turn, rewards below 0", "groups of 1 and 3", "2 to 61 tokens"
+    assert judged(as_choice(rounded), *where).word == ROUNDED
+    for counts in (warms_up, late):
+        found = judged(as_choice(counts), *where)
+        assert found.word == NOT_JUDGED and "remembers" in found.why
+
+
+def test_what_lies_beyond_a_reward_of_2_or_three_groups_is_seen():
+    def clamped(rewards, mask, group):
+        return rewards.clamp(max=2) - 0.1
+
+    def turned(rewards, mask, group):
+        return rewards * (-1 if int(group.max()) > 2 else 1)
+
+    def alone(rewards, mask, group):
+        others = torch.stack([(rewards[group == one].sum() - r) / ((group == one).sum() - 1)
+                              for r, one in zip(rewards, group)])
+        return rewards - others
+
+    assert judged(as_choice(clamped), "rewards from -3 to 6").word == BIASED
+    assert judged(as_choice(turned), "four groups").word == WRONG_SIGN
+    assert judged(as_choice(alone), "groups of 1 and 3").word == NOT_JUDGED
+    assert "rewards -3 to 6, groups of 2 to 2, up to 2" in judged(
+        method_of("rloo"), "rewards from -3 to 6").why
+
+
+def test_rows_of_a_run_become_worlds(tmp_path):
+    """Two prompts of four answers: each sort's share, reward and length by hand."""
+    file = tmp_path / "rows.jsonl"
+    rows = [(1, 10), (1, 30), (0, 100), (0, 128)], [(2, 64), (0, 64), (0, 64), (0, 32)]
+    file.write_text("\n".join(json.dumps({"prompt": f"p{n}", "reward": reward, "length": length})
+                              for n, own in enumerate(rows) for reward, length in own))
+    [world] = worlds_from(file, {}, 3)
+    assert world.kind.sizes == (4, 2)
+    assert world.rollouts.length.tolist() == [50, 64, 5, 15, 16, 32, 32]
+    assert world.rollouts.reward.tolist() == [0, 0, 1, 1, 0, 0, 2]
+    torch.testing.assert_close(world.chance.detach(), torch.tensor(
+        [0.25, 0.25, 0.25, 0.25, 0.25, 0.5, 0.25], dtype=torch.double))
+    assert judge(grpo.rloo, {}, [world]).word == RIGHT
+    for text, why in (('{"prompt": "a"}', "each line has prompt, reward and length"),
+                      ("", "has 0 prompts with different rewards")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=why):
+            worlds_from(file, {}, 3)
+
+
 # ------------------------------------------------------------------- the sums
 
 
@@ -442,6 +511,41 @@ def test_the_command(capsys, monkeypatch):
         lab(["exact", "rloo", "--epsilon", "1"])
     with pytest.raises(UserError, match="the names of methods, or --all"):
         lab(["exact"])
+
+
+FEW = ("one turn, rewards below 0", "rewards from -3 to 6")
+BASELINE = """
+import torch
+def mine(rewards, mask, group):
+    return rewards - torch.stack([rewards[group == one].mean() for one in group])
+"""
+
+
+def test_a_baseline_tells_what_became_worse_and_in_which_world(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lab.worlds.WORLDS", {about: WORLDS[about] for about in FEW})
+    file, stored = tmp_path / "mine.py", tmp_path / "exact.json"
+    exact = ["exact", f"{file}:mine", "--seeds", "1"]
+    file.write_text(BASELINE)
+    lab([*exact, "--write", str(stored)])
+    lab([*exact, "--baseline", str(stored)])
+    assert capsys.readouterr().out.endswith("No change since the baseline.\n")
+    file.write_text(BASELINE.replace("return rewards", "return 2 * rewards"))
+    lab([*exact, "--baseline", str(stored)])
+    assert "the length was 0.5000, and is 1.5000" in capsys.readouterr().out
+    for old, new, said in (
+            ("return rewards", "return rewards.clamp(max=2)", "to 6. In 1 of 2 worlds"),
+            ("- torch", "- 0 * torch", "the noise was")):
+        file.write_text(BASELINE.replace(old, new))
+        with pytest.raises(SystemExit) as stopped:
+            lab([*exact, "--baseline", str(stored)])
+        assert stopped.value.code == 1 and said in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        lab([*exact[:-1], "2", "--baseline", str(stored)])
+    assert stopped.value.code == 2
+    assert "of 2 worlds of the baseline 2 were judged now" in capsys.readouterr().out
+    stored.write_text("[1]")
+    with pytest.raises(UserError, match="is no file of lab exact --write"):
+        lab([*exact, "--baseline", str(stored)])
 
 
 # ------------------------------------------------------------------- the page
