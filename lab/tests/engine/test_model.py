@@ -1,32 +1,15 @@
-"""The lab's model against `transformers`, and its types: products in bfloat16 as a CPU with
-instructions for them makes them, and as one without."""
+"""The types of the lab's model: products in bfloat16 as a CPU with instructions for them makes
+them, and as one without."""
 import pytest
 import torch
 
-from conftest import INSTALL
 from lab.engine.forward import response_log_probs
 import lab.engine.model as qwen2_model
 from lab.engine.model import linear, product_type
-from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.sampler import generate
 from small import copied
-from test_qwen2_model import IDS, reference
 
 pytestmark = pytest.mark.numerics
-
-
-@pytest.mark.parametrize("kind, tied", [
-    ("qwen2", True), ("qwen2", False), ("qwen3", True), ("qwen3", False)])
-def test_logits_agree_with_transformers_before_and_after_a_model_is_saved(tmp_path, kind, tied):
-    transformers = pytest.importorskip("transformers", reason=INSTALL)
-    theirs = reference(kind, tied, tmp_path / "a")
-    ours = read_model_folder(tmp_path / "a")
-    write_model_folder(ours, tmp_path / "b")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
-    with torch.no_grad():
-        for other in (theirs, again):
-            torch.testing.assert_close(ours(IDS), other(IDS).logits, atol=1e-4, rtol=1e-4)
-        assert torch.equal(read_model_folder(tmp_path / "b")(IDS), ours(IDS))
 
 
 def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float32(small_model):
