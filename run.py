@@ -21,6 +21,7 @@ import math
 import operator
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -223,8 +224,9 @@ class Run:
         forget_after(self.folder, self.done)
         write(path, json.dumps(read_json(path) | config, indent=2))
         if changed := note_changes(self.folder, self.done, own_files()):
+            command = ["python", f"{code_folders(self.folder)[-2]}/train.py", "--resume", s.out]
             say(f"changed since then: {', '.join(changed)}. To go on with the files of then: "
-                f"python {code_folders(self.folder)[-2]}/train.py --resume {s.out}")
+                f"{shlex.join(command)}")
 
     def interrupt(self, *_: object) -> None:
         """What Ctrl-C does: the step is finished, and saved."""
@@ -289,7 +291,7 @@ class Run:
         say(f"done. Everything is in {self.folder}")
         if len(self.success) > 1:
             say(f"  {self.success[0]} -> {self.success[-1]} on the held-out problems")
-        say(f"python analyze.py {self.folder}  makes tables, pictures and a page")
+        say(f"python analyze.py {shlex.quote(str(self.folder))}  makes tables, pictures and a page")
 
 
 def state_of(model: Qwen2, optimizer: AdamW) -> dict[str, Tensor]:

@@ -86,6 +86,9 @@ def problems(*, data: Data = "", match: Match = "number", examples: Shown = 0) -
 
 
 def rows_of(data: str, match: str) -> list[Row]:
+    if data.endswith((".csv", ".tsv", ".xlsx")):
+        raise UserError(f"--data {data}: only lines of JSON and .parquet are read. Python's csv "
+                        "and json make lines of JSON of a table")
     if not data.endswith(".parquet"):
         return read_given(data, "questions", lambda line, where: parsed(line, where, match))
     try:

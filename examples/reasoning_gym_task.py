@@ -48,8 +48,9 @@ def problems(*, name: Name = "gcd", size: Size = 1000, options: Options = "{}", 
              ask: Ask = ASK, partial: Partial = False) -> list[dict[str, Any]]:
     try:
         import reasoning_gym
-    except ModuleNotFoundError:
-        raise UserError("this task needs a package: pip install reasoning-gym") from None
+    except ModuleNotFoundError as error:
+        missing = str(error.name).replace("_", "-")
+        raise UserError(f"this task needs a package: pip install {missing}") from None
     known = reasoning_gym.factory.DATASETS
     if name not in known:
         raise UserError(f"--name {name}: reasoning-gym has no such task"

@@ -87,8 +87,10 @@ def read_text(path: Path) -> str:
     refuse_pipe(path)
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: {error}. Save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def did_you_mean(path: Path) -> str:

@@ -25,6 +25,8 @@ INSTEAD = {  # of flags that there are none of: what there is
     "use_vllm": "This program samples by itself. vLLM opens a checkpoint of a run as it is",
     "logging_steps": "Every step is printed", "lora_alpha": "LoRA's addition is not scaled",
     "lr_scheduler_type": CONSTANT, "warmup_ratio": CONSTANT, "warmup_steps": CONSTANT,
+    "loss_type": "--loss_norm sequence is TRL's grpo and token its dapo. --loss_norm constant with "
+                 "--advantage dr_grpo is its dr_grpo",
     "top_p": "Every token may be sampled", "top_k": "Every token may be sampled"}
 INSTEAD["num_train_epochs"] = INSTEAD["num_epochs"]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lab.engine.errors import UserError, location_of, read_json, say
+from lab.engine.errors import PROJECT, UserError, location_of, read_json, say
 from lab.engine.lora import RATE, RATE_OF_LARGE, rate_of_lora
 from lab.engine.methods import METHODS, NEVER_RESCALED, axis_of
 from lab.engine.model_folder import is_large
@@ -147,6 +147,11 @@ def from_all(given: Json) -> tuple[Json, Json, dict[str, Flag]]:
     if str(file).endswith((".yaml", ".yml")):
         raise UserError(f"--config {file}: settings are JSON here. models/qwen2.5-0.5b.json has "
                         "those of GRPO-Zero's config_instrumented.yaml")
+    if file is not None and not find_folder(file).exists():
+        known = [*PROJECT.glob("lab/recipes/*.json"), *PROJECT.glob("models/*.json")]
+        names = ", ".join(sorted(path.relative_to(PROJECT).as_posix() for path in known))
+        raise UserError(f"--config {file}: there is no such file. With the project come {names}; "
+                        "and every run has a config.json")
     config = {} if file is None else read_json(find_folder(file))
     folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"

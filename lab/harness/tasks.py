@@ -2,6 +2,7 @@
 import dataclasses
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -31,9 +32,12 @@ def load_task(name: str) -> type:
     if not file_of_task(name).is_file():
         beside = f"examples.{name}"
         did_you_mean = f". Did you mean {beside}?" if file_of_task(beside).is_file() else ""
-        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
-                        "be named as a file, examples/my_task.py, or as a module, "
-                        f"examples.my_task{did_you_mean}")
+        known = (f"examples.{path.stem}" for path in sorted(PROJECT.glob("examples/*.py"))
+                 if re.search("^(class Task|def reward)\\b", path.read_text("utf-8"), re.M))
+        raise UserError(f"--task {name}: there is no such file in the project's folder. A task is "
+                        "a file, examples/my_task.py, or a module, examples.my_task. With the "
+                        f"project come {', '.join(known)}; without --task it is Countdown"
+                        f"{did_you_mean}")
     # the book's task has more flags here
     module: Any = importlib.import_module("lab.countdown" if name == "countdown_task" else name)
     task: Any = getattr(module, "Task", None)
@@ -44,6 +48,12 @@ def load_task(name: str) -> type:
                             "`reward`, and only one of them can be the task: rename the other")
         return task
     reward = getattr(module, "reward", None)
+    if isinstance(reward, list | tuple):
+        raise UserError(f"--task {name}: `reward` is a list, as TRL's reward_funcs. Here it is one "
+                        "function, which adds them (docs/reference/your_own_task.md)")
+    if inspect.iscoroutinefunction(reward):
+        raise UserError(f"--task {name}: `reward` is async, and nobody waits for it here: make it "
+                        "a plain function, by asyncio.run if need be")
     if not is_reward(reward):
         imported = (f". Its class Task is imported from {task.__module__}, and is not its own"
                     if inspect.isclass(task) else "")

@@ -36,7 +36,7 @@ import torch
 
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, show, shown
 from lab.analysis.token_table import TokenTable, joined_tables, table_of_frames
-from lab.engine.errors import UserError
+from lab.engine.errors import UserError, say
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import KINDS, SECTIONS
@@ -140,6 +140,8 @@ def main(argv: list[str]) -> None:
     folder = Path(args.out or f"results/decided-s{args.seed}")
     if folder.exists():
         raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
+    say(f"measuring the credit of tokens: {args.problems} problems, with {args.continuations} "
+        f"continuations of each token, at most {args.minutes:g} minutes, into {folder}")
     with new_folder(folder) as unfinished:
         intro, tables = measure(args, unfinished)
         show_status("")

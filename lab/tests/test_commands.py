@@ -138,6 +138,10 @@ TINY = ROOT / "models/tiny"
     ("warmup --start TINY --size small", "--size has no effect without a new model"),
     ("warmup --start TINY --rate 0.1", "--rate 0.1 has no effect"),
     ("warmup --size small --out /proc/x", "cannot write /proc/x: No such file or directory"),
+    ("train --config expresion", "With the project come lab/recipes/brief.json, lab/recipes/exp"),
+    ("train --task gsm8k", "examples.hackable, examples.higher_lower, examples.own_reward, exam"),
+    ("train --loss_type dr_grpo", "--loss_norm constant with --advantage dr_grpo is its dr_grpo"),
+    ("train --task examples.question_answer --data a.csv", "only lines of JSON and .parquet are"),
     ("bord", "there is no command bord, only train, try, preflight")])
 def test_wrong_commands(recorded, typed, said):
     """Each ends in one sentence before anything is measured; an @ is a blank within a word."""

@@ -2,6 +2,7 @@
 a task of several turns; reasoning-gym."""
 import runpy
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,8 +80,12 @@ Task = load_task("examples.reasoning_gym_task")
 
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    assert refusal(Task) == "this task needs a package: pip install reasoning-gym"
+    for name, said in (("reasoning_gym", "reasoning-gym"), ("cellpylib", "cellpylib")):
+        package = SimpleNamespace(find_spec=lambda wanted, *_: (_ for _ in ()).throw(
+            ModuleNotFoundError(name=name)) if wanted == "reasoning_gym" else None)
+        monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [package, *sys.meta_path])
+        assert refusal(Task) == f"this task needs a package: pip install {said}"
 
 
 @pytest.mark.parametrize("partial, near", [(False, 0), (True, 0.5)])

@@ -252,6 +252,8 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
     (PROBLEMS, "should have a function `reward(problem, text)`"),
     (PROBLEMS + CLASS, None), (PROBLEMS + IMPORTED + REWARD, None),
     ("def reward(text): return 1.0\n", "should have a function `reward(problem, text)`"),
+    ("async def reward(problem, text): return 1.0\n", "`reward` is async"),
+    ("reward = [len, len]\n", "which adds them"),
     # Countdown's problems would be taken in the place of the file's own
     ("def reward(completions, **_): return [1.0]\n", "has no `problems`"),
     ("dataset = ['a', 'b']\n" + REWARD, "by the line `problems = dataset`"),
