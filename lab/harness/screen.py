@@ -45,6 +45,8 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sentence = sentence_about(error)
         if not sentence or (sys.flags.dev_mode and not isinstance(error, UserError)):
             raise
+        if status == 1:
+            sys.exit(f"{name}: {printable(sentence)}")
         print(f"{name}: {printable(sentence)}", file=sys.stderr)
         sys.exit(status)
 
