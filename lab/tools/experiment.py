@@ -105,8 +105,9 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
                         "another arm with the same seed")
     count = sum(map(len, arms.values()))
     say(f"{plan.question}\n{count} of {planned} runs are finished")
-    parts, (where, *_) = comparable(family)
-    say(textwrap.fill(f"{where}.", 100))
+    parts, notes = comparable(family)
+    for note in notes:
+        say(textwrap.fill(f"{note}.", 100))
     say_gains(parts, plan.measure)
     print_metrics({name: arm for name, arm in family.items() if arm})
 
