@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -546,6 +547,20 @@ def test_a_baseline_tells_what_became_worse_and_in_which_world(tmp_path, capsys,
     stored.write_text("[1]")
     with pytest.raises(UserError, match="is no file of lab exact --write"):
         lab([*exact, "--baseline", str(stored)])
+
+
+def test_the_job_and_the_hook_of_the_page_run(tmp_path, monkeypatch):
+    yaml = pytest.importorskip("yaml")
+    page = (ROOT / "docs/reference/your_own_idea.md").read_text("utf-8")
+    job, [hook] = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.S))
+    command = hook["hooks"][0]["entry"]
+    assert job["jobs"]["exact"]["steps"][2]["run"] == command
+    monkeypatch.setattr("lab.worlds.WORLDS", {about: WORLDS[about] for about in FEW})
+    (tmp_path / "my_file.py").write_text(BASELINE.replace("mine", "my_advantage"))
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.removeprefix("env PYTHONPATH=grpo python -m lab "))
+    lab([*words[:-2], "--write", "exact.json"])
+    lab(words)
 
 
 # ------------------------------------------------------------------- the page
