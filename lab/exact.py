@@ -5,6 +5,7 @@
     python -m lab exact my_idea --at-least 0.99      # which cosine is good enough
     python -m lab exact --all --json                 # all methods, in some minutes
     python -m lab exact my_idea --write exact.json   # later --baseline exact.json: lab/gate.py
+    python -m lab exact --trainer trl --help         # the whole update of the installed TRL
 
 In a small world (lab/worlds.py) all batches are listed with their probabilities. Each goes through
 the functions of a training step up to the loss. So what a method does on average is a sum:
@@ -384,6 +385,9 @@ def as_json(verdicts: Mapping[str, Verdict], each_world: bool) -> str:
 
 
 def main(argv: list[str]) -> int:
+    if any(word.startswith("--trainer") for word in argv):
+        from lab.trl import exact_trl
+        return exact_trl.main(argv)
     others: dict[str, Any] = {}
     args = read(argv, "python -m lab exact NAME [NAME ...] [flags]", __doc__, FLAGS, {
         "[NAME ...]": "weightings or advantages, with their flags, or FILE.py:function"}, others)

@@ -15,6 +15,7 @@ from lab.engine.methods import METHODS
 from lab.formula.__main__ import parser
 from lab.harness.flags import check_value, flags_of, words_of
 from lab.harness.settings import CONTINUE, make_settings
+from lab.trl import exact_trl
 from run import CHANGEABLE, read_settings
 from small import put_in
 
@@ -129,6 +130,9 @@ def own_checked(flags, own):
 
 
 def take_by_tool(name, places, flags):
+    if "trainer" in flags:
+        assert own_checked(flags, exact_trl.FLAGS).keys() <= exact_trl.JUDGED | {"help"}
+        return
     others = own_checked(flags, vars(importlib.import_module(MODULES[name])).get("FLAGS", {}))
     methods = [(axis, place) for axis, choices in METHODS.items() for place in places
                if place in choices]

@@ -46,3 +46,16 @@ def test_without_the_right_trl_one_sentence_says_what_to_install():
                        (older, "cannot import name 'GRPOTrainer'")):
         assert told.startswith("lab.trl.trl_trainer needs TRL, which is not among this project's")
         assert said in told and "pip install trl==" in told
+
+
+def test_rows_of_the_page_of_settings_are_stored():
+    """The worst cosine and noise, and the median cosine, stand in the row of that name."""
+    page = (ROOT / "docs/reference/trl.md").read_text("utf-8")
+    stored = "".join((ROOT / f"lab/results/{name}_settings.txt").read_text("utf-8")
+                     for name in ("trl", "verl")).splitlines()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if ".9" in line
+            and line.startswith("|")]
+    for name, *numbers in rows:
+        [line] = [line for line in stored if line.startswith(f"{name}  ")]
+        assert {*numbers[:2], numbers[-1]} <= {*line.replace(",", "").split()}, name
+    assert len(rows) > 12
