@@ -19,7 +19,7 @@ import numpy as np
 
 from lab.analysis import report
 from lab.analysis.html_page import Picture
-from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save
+from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, Axes, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.analysis.statistics import Floats
 from lab.analysis.tables import Cell, Row, Table, by_row, show
@@ -384,7 +384,7 @@ def draw_notes(tokens: RunTokens, folder: Path) -> Picture:
                 "class over training")
 
 
-def draw_classes(axis: plt.Axes, tokens: RunTokens) -> None:
+def draw_classes(axis: Axes, tokens: RunTokens) -> None:
     for unit, style in zip(UNITS, ("-", ":")):
         of_step = tokens.mean("class by step", f"abs {unit}").reshape(-1, 3)
         for c in np.flatnonzero(tokens.total("class")).tolist():

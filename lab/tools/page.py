@@ -17,7 +17,7 @@ from lab.analysis.answers import answers_of
 from lab.analysis.html_page import (Picture, figure_of, folded, paragraphs, section_of, viewer,
                                     write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
-                                legend_below, plt, save)
+                                Figure, legend_below, plt, save)
 from lab.analysis.run_folders import Run, existing, read_columns, read_tokenizer
 from lab.engine.tokens import KINDS
 from lab.harness.flags import Flag, read
@@ -194,7 +194,7 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
                 f"its sizes). Kinds below {RARE:.1%} of the tokens are left out")
 
 
-def bars_by_kind(tally: Tally, told: int, bars: dict[str, tuple[np.ndarray, str]]) -> plt.Figure:
+def bars_by_kind(tally: Tally, told: int, bars: dict[str, tuple[np.ndarray, str]]) -> Figure:
     """Draw bars side by side for each kind of token, one for each quantity. `bars` has for each of
     them the share of every kind, and a colour. The title has the last two of the kind `told`."""
     used = np.flatnonzero(tally.share("kind", "one") >= RARE)

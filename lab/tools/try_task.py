@@ -38,7 +38,7 @@ LONGEST = 1500       # characters of a prompt or an answer that are shown
 FEW_PROBLEMS = 2     # of the step of a large model
 FLAGS = {"trl": Flag(None, "a file of JSON with the fields of TRL's GRPOConfig. Those that mean a "
                            "flag here are taken, and of the others it is said what there is")}
-FOR_TRL = {  # values of fields that are named otherwise here
+FOR_TRL: dict[tuple[str, object], Json] = {  # values of fields that are named otherwise here
     ("loss_type", "grpo"): {"loss_norm": "sequence"},
     ("loss_type", "dapo"): {"loss_norm": "token"},
     ("loss_type", "bnpo"): {"loss_norm": "token"},
