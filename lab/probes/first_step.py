@@ -1,15 +1,15 @@
 """How much more, or less, does the first step with a method gain than one with plain GRPO?
 
 AdamW moves each parameter by about mean(g) / sqrt(mean(g^2)), where g is the gradient of a batch.
-To first order the expected reward then grows by
+To first order the expected reward then grows by the learning rate times
 
-    gain    the sum over all parameters of  slope * mean(g) / sqrt(mean(g^2))
+    gain = sum over all parameters of  slope * mean(g) / sqrt(mean(g^2))
 
-times the learning rate. The slope is that of the expected reward, estimated by rloo, whose mean
-gradient points along it. It would seem larger if it were multiplied by the mean(g) of the same
-batches, because they share their luck. So the batches form ten blocks, and the slope of a block is
-multiplied with the mean(g) of the others alone. The table is the gain over plain GRPO's, minus 1,
-with an interval by the jackknife over the blocks.
+The slope is that of the expected reward. The gradient of rloo estimates it, because on average it
+points along it. Multiplied with the mean(g) of the same batches it would be too large, because they
+share their luck. So the batches form ten blocks, and the slope of a block is multiplied with the
+mean(g) of the other blocks alone. What is returned is the gain over plain GRPO's, minus 1, with an
+interval by the jackknife over the blocks.
 """
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,41 +41,50 @@ class Gradients:
         self.first, self.second = torch.zeros(2, BLOCKS, count)
 
     def add(self, number: int, found: Tensor) -> None:
-        self.first[number % BLOCKS] += found
-        self.second[number % BLOCKS] += found.square()
+        self.first[number % BLOCKS] += found.cpu()
+        self.second[number % BLOCKS] += found.cpu().square()
 
 
-def first_steps(policy: Policy, arms: Mapping[str, LabSettings], batches: int,
-                own: Mapping[str, Methods] | None = None) -> dict[str, Estimate]:
-    """By the name of each arm. The first arm is what the others are compared with. `own` has the
-    methods of an arm, if they are not those that its settings name."""
+def first_steps(policy: Policy, arms: Mapping[str, LabSettings], least: int, most: int = 0,
+                reach: float = 0.0, own: Mapping[str, Methods] | None = None
+                ) -> dict[str, Estimate]:
+    """By the name of each arm but the first, with which they are compared, from `least` batches of
+    the model; from up to `most` until all intervals reach no further than `reach`. `own` has the
+    methods of arms, if they are not those that the settings name."""
     methods = {name: (make_advantage(s, policy), make_weighting(s, policy))
                for name, s in arms.items() if name not in (own or {})} | dict(own or {})
     count = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    slope, found = Gradients(count), {name: Gradients(count) for name in arms}
-    for number in range(batches):
-        show_status(f"the first step, batch {number + 1} of {batches}")
-        with torch.no_grad():
-            batch = sample_batch(policy, 8, 8, step=7001 + number)
-        slope.add(number, gradient(policy, batch, rloo(batch)).cpu())
-        for name, s in arms.items():
-            # the numbers that a method draws depend on the seed and the step
-            own_seed = replace(s, seed=s.seed + number)
-            factor = coefficient(policy, batch, own_seed, methods[name])
-            found[name].add(number, gradient(policy, batch, factor).cpu())
-    show_status("")
     plain, *others = arms
-    return {name: compared(slope.first, found[name], found[plain]) for name in others}
+    slope, sums = Gradients(count), {name: Gradients(count) for name in arms}
+    found: dict[str, Estimate] = {}
+    for number in range(max(least, most)):
+        show_status(f"the first step, batch {number + 1}")
+        with torch.no_grad():
+            s = arms[plain]
+            batch = sample_batch(policy, s.questions, s.answers, step=7001 + number)
+        slope.add(number, gradient(policy, batch, rloo(batch)))
+        for name, s in arms.items():
+            # what a method draws depends on the seed and the step, and this is the first step
+            drawn = replace(s, seed=s.seed + number)
+            sums[name].add(number, gradient(policy, batch, coefficient(policy, batch, drawn,
+                                                                       methods[name])))
+        if number + 1 >= least and (number + 1) % BLOCKS == 0:
+            found = {name: compared(slope.first, sums[name], sums[plain]) for name in others}
+            if all(one.high - one.low <= 2 * reach for one in found.values()):
+                break
+    show_status("")
+    return found
 
 
 def coefficient(policy: Policy, batch: Rollouts, s: LabSettings, methods: Methods) -> Tensor:
     """(B, T): what the log-probs are multiplied with in the loss of the first step, with a plus."""
-    mine, weight, _ = credited(batch, methods, policy, s, step=1)
+    mine, weight, _ = credited(batch, methods, replace(policy, settings=s), s, step=1)
     scale = length_scaling(mine.length, s.loss_norm, s.max_new_tokens)
     return weight * mine.advantage * mine.mask * scale / mine.mask.sum().clamp(min=1)
 
 
 def compared(slope: Tensor, mine: Gradients, plain: Gradients) -> Estimate:
+    """The gain of mine over plain, minus 1. `slope` is summed over the batches of each block."""
     def ratio(kept: np.ndarray) -> float:
         inside = torch.from_numpy(kept)
         return gain(slope, mine, inside) / gain(slope, plain, inside) - 1
@@ -83,7 +92,7 @@ def compared(slope: Tensor, mine: Gradients, plain: Gradients) -> Estimate:
 
 
 def gain(slope: Tensor, of: Gradients, kept: Tensor) -> float:
-    """Of the blocks that are kept, up to a factor that is the same for all methods."""
+    """Of the blocks that are kept, up to a factor that all methods share."""
     square = of.second[kept].sum(0)
     slope, scaled = slope[kept], of.first[kept] * square.clamp(min=1e-30).rsqrt()
     return float(slope.sum(0) @ scaled.sum(0) - (slope * scaled).sum())

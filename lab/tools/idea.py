@@ -5,6 +5,7 @@
     python -m lab idea my_idea --task my_task --steps 30    # on another task
     python -m lab idea --set "epochs=2 learning_rate=1e-4"  # settings that the idea alone has
     python -m lab idea --against HEAD    # whatever function you have edited, your files and HEAD's
+    python -m lab idea my_idea --screen    # half a minute: its first step. Or FILE.py:NAME
 
 NAME is a weighting or an advantage. Its own flags, --rescale and --set are for the idea alone, and
 all other flags of `lab train` are for every arm: plain GRPO, the idea and its placebos, which
@@ -13,7 +14,9 @@ problems x 8 answers. A large model has the settings of its recipe, but 24 steps
 then plain GRPO solves about two thirds of the problems, and later most groups have equal rewards,
 so that no method can differ. A run of a large model that is finished keeps no model.
 
-1. First it prints what the idea does to the gradient in a few batches of the untrained model.
+1. First it prints what the idea does to the gradient in a few batches of the untrained model, and
+   how far its first step goes, there and from a run of plain GRPO that is there already, and what
+   became of methods with such a step. --screen stops here.
 2. Then it trains the arms, with one process for each core; those of a large model one after the
    other, unless --processes says otherwise. A placebo has the weights or advantages of the idea,
    but at other tokens: at any of the batch, or at others of the same category; or at other answers,
@@ -54,6 +57,7 @@ from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import LabSettings, make_settings, owner_of, read_flags
 from lab.harness.versions import PLAIN
+from lab.tools import first_step
 from lab.tools.against import compare_versions
 from lab.tools.arms import Arm, decide
 from lab.tools.planned_runs import NOT_TAKEN, PROCESSES, common_settings
@@ -69,6 +73,7 @@ FLAGS = {
     "set": Flag(None, 'in the place of NAME: settings of lab train, such as "epochs=2 answers=16"'),
     "against": Flag(None, "in the place of NAME: a commit, or a folder with another copy of the "
                           "project. Its files and yours are compared"),
+    "screen": Flag(False, "measure the first step, and train nothing"),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {  # the value of --placebo, by the axis of the idea
@@ -95,12 +100,17 @@ def main(argv: list[str]) -> None:
     if own.name in PLAIN.values():
         raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
                         "name")
+    if own.screen and ":" in own.name:
+        plain = make_settings(common_settings(make_settings(typed, beside=FLAGS).typed))
+        return first_step.report(own.name, plain, plain, [])
     axis, flags = arms_of(own.name, typed, own.placebos)
     arms = {key: Arm(LABELS[key].format(own.name), of_arm, Path(own.runs))
             for key, of_arm in flags.items()}
-    for arm in arms.values():
+    for arm in () if own.screen else arms.values():
         arm.copied()  # now, because the look takes a while, and you may go on editing
     first_look(own.name, arms, is_weighting=axis == "mitigation")
+    if own.screen:
+        return
     of_idea = [f" --{flag} {value}" for flag, value in typed.items()
                if flag in own_flags(axis, own.name)]
     decide(arms, own.name, OTHERS["plain"], own.name + "".join(of_idea), own,
@@ -133,6 +143,8 @@ def first_look(name: str, arms: dict[str, Arm], is_weighting: bool) -> None:
     has_kinds = look(name, arms["plain"].settings, arms["idea"].settings, is_weighting)
     if not has_kinds and arms.pop("kind", None):
         say("  all tokens are of one category here, so there is one placebo")
+    trained = sorted(arms["plain"].folder.glob("s*/checkpoints/step_*"))[:1]
+    first_step.report(name, arms["plain"].settings, arms["idea"].settings, trained)
     return_memory()           # the runs need the memory that models have taken here
     torch.cuda.empty_cache()  # without a GPU it does nothing
 

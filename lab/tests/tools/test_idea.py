@@ -32,6 +32,31 @@ SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
 
 
+@pytest.fixture(autouse=True)
+def first_step_of(monkeypatch):
+    """What the first step of an idea is asked with; test_first_step.py has its numbers."""
+    asked = []
+    monkeypatch.setattr("lab.tools.first_step.report", lambda *given: asked.append(given))
+    return asked
+
+
+def test_a_screen_trains_nothing(tmp_path, monkeypatch, first_step_of):
+    """It begins at the untrained model, and at what plain GRPO has trained already."""
+    monkeypatch.setattr(idea, "decide", None)
+    argv = ["by_kind", "--screen", "--word_weight", "0.2", *SMALL, "--runs", str(tmp_path)]
+    main(argv)
+    [(name, plain, mine, checkpoints)] = first_step_of
+    assert (name, plain.mitigation, mine.mitigation, mine.typed["word_weight"], checkpoints) == (
+        "by_kind", "none", "by_kind", 0.2, [])
+    arms = arms_of("by_kind", {flag: value for flag, value in plain.typed.items()})[1]
+    trained = Arm("plain", arms["plain"], tmp_path).folder / "s0/checkpoints/step_000002"
+    trained.mkdir(parents=True)
+    main(argv)
+    assert first_step_of[1][3] == [trained]
+    main(["my.py:mine", "--screen"])
+    assert first_step_of[2][0] == "my.py:mine"
+
+
 def test_the_arms_of_a_weighting_and_of_an_advantage():
     axis, of_kind = arms_of("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
     plain, own = of_kind["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
