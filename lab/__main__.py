@@ -29,7 +29,7 @@ COMMANDS = {
         name: f"tools.{name}" for name in ("idea", "experiment", "compare")},
     "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
-    "Which tokens have credit?": {"decided": "probes.decided"},
+    "Which tokens have credit?": {"decided": "probes.decided", "score": "tools.score"},
     "Which claims of the notes hold?": {
         name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
