@@ -1,11 +1,11 @@
-"""Weightings of 2026, and a few of 2025. The docstring of each has the claim of its paper.
+"""Weightings of 2026, and of the end of 2025. The docstring of each has the claim of its paper.
 
-    of the batch alone     quadrants, grpo_trace, s_trace, rsi_s, gmts, stare, direction, a3po, ktae
+    of the batch alone     quadrants, grpo_trace, s_trace, rsi_s, a3po
     of hidden states       delta, papo
     of the answer section  counterfactual, oar_g, grail
-    of a hint              cscr, rlrt: the model reads another answer of the group first
 
-Some could be read in an abstract or a summary alone, and say so. ktae is an advantage.
+Some could be read in an abstract or a summary alone, and say so. Six more, of which no difference
+from plain GRPO was seen, have a row in docs/reference/methods.md.
 """
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,14 +14,12 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from grpo import grpo
 from lab.engine.declared import Count, NotNegative, Positive, Share
 from lab.engine.forward import frozen_log_probs, response_log_probs
-from lab.engine.methods import advantage, mitigation
+from lab.engine.methods import mitigation
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import ANSWER, THINK, WORD
-from mitigations import gradient_size
 
 LEAST = 0.1  # of oar_g: the smallest weight before an answer's weights are rescaled
 Piece = tuple[int, int, int]  # a row, the first token, and the one after the last
@@ -106,15 +104,6 @@ def rsi_s(rollouts: Rollouts, *, rsi_low: NotNegative = 0.5, rsi_high: Positive 
     return (lies_between | ~lies_between.any()).float()
 
 
-@mitigation
-def gmts(rollouts: Rollouts, *, gmts_share: Share = 0.2) -> Tensor:
-    """The weight is 1 for the share of the batch's tokens with the largest gradients, abs(A) s, and
-    0 elsewhere (GMTS, arXiv 2608.30632, from its abstract: +1.3 to +1.9 over a choice by
-    entropy)."""
-    size = rollouts.advantage.abs() * gradient_size(rollouts.log_prob, rollouts.collision)
-    return among_the_largest(size, rollouts.mask, gmts_share).float()
-
-
 def among_the_largest(score: Tensor, inside: Tensor, share: float) -> Tensor:
     """(B, T) bool: this share of the tokens inside, those with the largest scores; none if there
     are no tokens."""
@@ -122,25 +111,6 @@ def among_the_largest(score: Tensor, inside: Tensor, share: float) -> Tensor:
         return inside
     border = score[inside].double().quantile(1 - share)
     return inside & (score.double() >= border)
-
-
-@mitigation
-def stare(rollouts: Rollouts, *, stare_share: Share = 0.1, stare_weight: Positive = 1.1,
-          stare_entropy: NotNegative = 0.3) -> Tensor:
-    """The weight is stare_weight at the share of least likely tokens among those with a positive
-    advantage, as long as the batch's mean entropy is below stare_entropy, and 1 elsewhere (STARE,
-    variant O1, arXiv 2606.19236 and the authors' README: +4 to +8 points over DAPO)."""
-    rare = among_the_largest(-rollouts.log_prob, (rollouts.advantage > 0) & rollouts.mask,
-                             stare_share)
-    is_open = rollouts.entropy[rollouts.mask].mean() < stare_entropy
-    return torch.where(rare & is_open, stare_weight, 1.0)
-
-
-@mitigation
-def direction(rollouts: Rollouts, *, direction_scale: NotNegative = 1.0) -> Tensor:
-    """The weight is 1 + direction_scale (1 - p), so unlikely tokens weigh more (arXiv 2603.22117,
-    from its abstract: better reasoning across models; its factor is not known here)."""
-    return 1 - direction_scale * rollouts.log_prob.expm1()
 
 
 @mitigation
@@ -157,25 +127,6 @@ def a3po(rollouts: Rollouts, *, a3po_share: Share = 0.2, a3po_scale: Positive = 
         chosen = among_the_largest(-sign * rollouts.log_prob, side, a3po_share)
         weight[chosen] += rise
     return weight
-
-
-@advantage
-def ktae(rollouts: Rollouts, *, ktae_scale: NotNegative = 1.0) -> Tensor:
-    """The z-score of the group, plus ktae_scale times the correlation, over the answers of the
-    group, of the reward with whether the token occurs in an answer (after KTAE, arXiv 2505.16826,
-    which has tests of a 2x2 table in the place of the correlation, and reports gains over GRPO and
-    DAPO)."""
-    result = grpo(rollouts)
-    ids = rollouts.ids * rollouts.mask
-    for group in rollouts.group.unique():
-        rows = (rollouts.group == group).nonzero()[:, 0]
-        occurs = torch.zeros(len(rows), int(ids.max()) + 1, device=ids.device)
-        occurs = (occurs.scatter_add(1, ids[rows], rollouts.mask[rows].float()) > 0).float()
-        x, y = occurs - occurs.mean(0), rollouts.reward[rows] - rollouts.reward[rows].mean()
-        spread = (x.square().mean(0) * y.square().mean()).sqrt()
-        correlation = (x * y[:, None]).mean(0) / spread.clamp(min=1e-6)
-        result[rows] += ktae_scale * correlation[ids[rows]] * rollouts.mask[rows]
-    return result
 
 
 @mitigation
@@ -344,65 +295,3 @@ class grail:
             usual = saliency.sum(1, keepdim=True) / rollouts.length[part, None]
             weight[part] += self.share * (saliency / usual.clamp(min=1e-12) - 1)
         return weight.clamp(min=0)
-
-
-@mitigation
-class cscr:
-    """The weight is 1 / (1 + cscr_scale abs(log q_right - log q_wrong)): a token counts less if it
-    depends on what the model has read first, the problem with a right answer or with a wrong one of
-    the group. Answers without both weigh 1 (after CSCR, arXiv 2607.27888, from a summary; its form
-    is not known here)."""
-
-    def __init__(self, policy: Policy, *, cscr_scale: NotNegative = 1.0):
-        self.scale = cscr_scale
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        right, wrong = (gain_by_hint(rollouts, policy, sign) for sign in (1, -1))
-        has_both = right.any(1, keepdim=True) & wrong.any(1, keepdim=True)
-        return 1 / (1 + self.scale * torch.where(has_both, (right - wrong).abs(), 0.0))
-
-
-@mitigation
-class rlrt:
-    """The weight is p / q in right answers, kept within 1 - rlrt_range and 1 + rlrt_range, and 1 in
-    wrong ones, where q is p after the model has read the problem with another right answer of the
-    group. What succeeded although this hint speaks against it weighs more (RLRT, arXiv 2605.10781,
-    from its abstract: better than self-distillation and than exploration)."""
-
-    def __init__(self, policy: Policy, *, rlrt_range: Share = 0.5):
-        self.range = rlrt_range
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        ratio = (-gain_by_hint(rollouts, policy)).exp().clamp(1 - self.range, 1 + self.range)
-        return torch.where(rollouts.advantage > 0, ratio, 1.0)
-
-
-def gain_by_hint(rollouts: Rollouts, policy: Policy, sign: int = 1) -> Tensor:
-    """(B, T): log q - log p of each token, and 0 in answers without a hint."""
-    batch, rows = with_hints(rollouts, policy, sign)
-    log_q = frozen_log_probs(policy.model, batch, rows, policy.settings.micro_batch)
-    has_hint = torch.zeros_like(rollouts.mask)
-    has_hint[rows] = rollouts.mask[rows]
-    return torch.where(has_hint, log_q - rollouts.log_prob, 0.0)
-
-
-def with_hints(rollouts: Rollouts, policy: Policy, sign: int) -> tuple[Rollouts, Tensor]:
-    """The batch in which each answer has a prompt of its own, and the rows that have a hint: the
-    prompt, another answer of the group, and the prompt again. The hint is the other answer with the
-    largest advantage times `sign`, if this is positive and the model can read so much."""
-    most = policy.model.config.max_position_embeddings - rollouts.mask.shape[1]
-    group, length = rollouts.group.tolist(), rollouts.length.tolist()
-    merit = (sign * rollouts.advantage[:, 0]).tolist()
-    prompts, hinted = [], []
-    for row, own in enumerate(group):
-        prompt = rollouts.prompt_ids[own]
-        others = [one for one, other in enumerate(group)
-                  if other == own and one != row and length[one] and merit[one] > 0]
-        best = max(others, key=merit.__getitem__, default=row)
-        hint = [*prompt, *rollouts.ids[best, rollouts.written[best]].tolist()]
-        if best != row and length[row] and len(hint) + len(prompt) <= most:
-            hinted.append(row)
-            prompt = [*hint, *prompt]
-        prompts.append(prompt)
-    rows = torch.tensor(hinted, dtype=torch.long, device=rollouts.mask.device)
-    return replace(rollouts, prompt_ids=prompts, group=rollouts.rows), rows

@@ -262,13 +262,13 @@ MODULES = {
                              "entropy_ratio random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.of_2026": "counterfactual oar_g quadrants delta grpo_trace s_trace rsi_s gmts "
-                          "stare direction a3po papo grail cscr rlrt"}
+    "lab.credit.of_2026": "counterfactual oar_g quadrants delta grpo_trace s_trace rsi_s a3po "
+                          "papo grail"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae",
-    "lab.credit.baselines": "batch_mean maxrl opo", "lab.credit.of_2026": "ktae",
+    "lab.credit.baselines": "batch_mean maxrl opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():

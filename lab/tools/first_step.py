@@ -28,6 +28,7 @@ STORED = PROJECT / "lab/results/first_step.json"
 BOARDS = ("board", "later", "predicted", "of_2026", "twelve_of_2026")
 LEAST, MOST, REACH = 30, 60, 0.09  # batches; an interval of 9 points to each side is enough
 BELOW, LOSS = -0.10, -0.01         # of the first step, and of the success in training
+USUAL = {"model": "models/tiny", "questions": 8, "answers": 8, "threads": 1}  # as on the boards
 AT_ONCE = 8                        # arms of the table, because their gradients take memory
 
 
@@ -96,12 +97,13 @@ def arms_of(board: str) -> Iterator[tuple[str, LabSettings]]:
         try:
             name, *words = arm.split()
             typed = flags[arm].split() if arm in flags else [f"--{axis_of(name)}", name, *words]
-            yield arm, make_settings(read_flags(typed) | {"model": "models/tiny", "threads": 1})
+            yield arm, make_settings(USUAL | read_flags(typed))
         except UserError:
             continue  # a method or a setting that has left
 
 
 def measure_all() -> list[Json]:
+    """Rows of methods that have left are kept."""
     rows: list[Json] = []
     for board in BOARDS:
         if not (STORED.parent / f"{board}.json").exists():
@@ -117,7 +119,9 @@ def measure_all() -> list[Json]:
                 numbers = [round(x, 4) for x in (found.value, found.low, found.high)]
                 rows.append({"board": board, "arm": name, "step": numbers, "pairs": pairs})
                 say(json.dumps(rows[-1]))
-    return rows
+    found = {(row["board"], row["arm"]) for row in rows}
+    before = json.loads(STORED.read_text("utf-8"))["values"]
+    return rows + [row for row in before if (row["board"], row["arm"]) not in found]
 
 
 def table_of(known: list[Known]) -> Table:

@@ -1,21 +1,18 @@
 """Methods of 2026 by hand: what the answer section loses without a piece of thinking, how steep it
-is at a token, what a hint changes, and weights by entropy and by probability.
+is at a token, and weights by entropy and by probability.
 The gradient at the embeddings is tested in test_claims_of_phase1.py."""
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small import hand_made, log_probs_behind, make_weighting, one_row, spoken
+from small import hand_made, make_weighting, one_row, spoken
 
-from lab.credit.of_2026 import (counterfactual, cscr, delta, falls_without, gain_by_hint, ktae,
-                                oar_g, papo, pieces_of, rise_of_entropy, rlrt, with_hints)
+from lab.credit.of_2026 import (counterfactual, delta, falls_without, grail, oar_g, papo,
+                                pieces_of, rise_of_entropy)
 from lab.engine.credited import rescaled_weight
 from lab.engine.forward import response_log_probs
 from lab.engine.tokens import ANSWER, NUMBER, THINK, WORD
-
-HALF = math.log(0.5)
 
 
 def test_a_piece_is_words_or_what_stands_between_them():
@@ -82,16 +79,7 @@ def raw(name, rollouts, **own):
     ("s_trace", {"trace_decay": 0.5, "trace_quantile": 0.5}, {"entropy": [0, 1, 2]},
      [1.75, 1.5, 1]),
     ("rsi_s", {}, {"log_prob": [-1, -1, -1], "entropy": [1, 3, 0.4]}, [1, 0, 0]),
-    ("rsi_s", {}, {"log_prob": [-1, -1], "entropy": [3, 0.4]}, [1, 1]),
-    # s is 1 - p at least: |A| s is 0.55, 0.9 and 0.2 for these collisions
-    ("gmts", {"gmts_share": 0.3}, {"log_prob": [HALF, math.log(0.1), HALF],
-                                   "advantage": [1.1, -1, 0.4], "collision": [0.25, 0.01, 0.25]},
-     [0, 1, 0]),
-    ("stare", {"stare_share": 0.4}, {"log_prob": [-1, -2, -3], "advantage": [1, 1, -1],
-                                     "entropy": [0.2, 0.3, 0.1]}, [1, 1.1, 1]),
-    ("stare", {"stare_share": 0.4}, {"log_prob": [-1, -2], "advantage": [1, 1],
-                                     "entropy": [0.3, 0.4]}, [1, 1]),
-    ("direction", {}, {"log_prob": [0, HALF]}, [1, 1.5])])
+    ("rsi_s", {}, {"log_prob": [-1, -1], "entropy": [3, 0.4]}, [1, 1])])
 def test_weights_by_hand(name, own, known, weight):
     rollouts = one_row(**{key: [float(x) for x in values] for key, values in known.items()})
     assert raw(name, rollouts, **own)[0].tolist() == pytest.approx(weight, rel=1e-5, abs=1e-7)
@@ -124,25 +112,14 @@ def test_papo_turns_when_the_entropy_is_above_its_mean(policy):
         1.1 * batch.entropy[batch.mask].mean().item(), rel=1e-5)
 
 
-def test_ktae_adds_the_correlation_of_a_token_with_the_reward():
-    """Token 7 is in the right answer alone, so its correlation is 1; token 5 is in both."""
-    batch = hand_made([[True, True], [True, True]], ids=torch.tensor([[7, 5], [5, 6]]),
-                      scores={"reward": torch.tensor([1.0, 0.0])})
-    torch.testing.assert_close(ktae(batch), torch.tensor([[2.0, 1], [-1, -2]]), atol=1e-3, rtol=0)
-
-
-def test_a_hint_is_a_right_answer_behind_the_same_problem(policy):
-    """Each group has one right answer, which has no other one as its hint."""
+def test_grail_weighs_by_the_steepness_at_a_token(policy):
+    """The mean weight of an answer with an answer section is 1, half of which all tokens have; the
+    last token of an answer is not read. Other answers have the weight 1."""
     batch = spoken(policy)
-    found, rows = gain_by_hint(batch, policy), with_hints(batch, policy, 1)[1].tolist()
-    assert rows == [1, 2, 3, 4] and not found[[0, 5]].any()
-    prompt = batch.prompt_ids[0]
-    text = [*prompt, *batch.ids[0, batch.mask[0]].tolist(), *prompt]
-    ids = batch.ids[1, batch.mask[1]].tolist()
-    expected = log_probs_behind(policy.model, text, ids)[range(len(ids)), ids]
-    torch.testing.assert_close((found + batch.log_prob)[1, :len(ids)], expected.detach(),
-                               atol=1e-4, rtol=0)
-    weight = rlrt(policy)(batch, policy)
-    assert (weight[batch.advantage <= 0] == 1).all()
-    both = cscr(policy)(batch, policy)
-    assert (both[batch.mask] <= 1).all() and (both[1, :len(ids)] < 1).any()
+    weight = grail(policy)(batch, policy)
+    has_section = ((batch.section == ANSWER) & batch.mask).any(1)
+    for row, inside in enumerate(batch.mask):
+        found = weight[row, inside]
+        assert found.mean().item() == pytest.approx(1, abs=1e-5)
+        assert found[-1].item() == pytest.approx(0.5 if has_section[row] else 1, abs=1e-5)
+        assert found.min() >= 0.5 and (found.std() > 0.1) == bool(has_section[row])

@@ -92,7 +92,8 @@ def test_what_is_told():
 def test_arms_of_a_board_that_has_left_are_not_measured():
     arms = dict(arms_of("later"))
     assert "sc_grpo" not in arms and arms["by_kind --word_weight 0"].typed["word_weight"] == 0
-    assert dict(arms_of("board"))["measured"].typed["measured_k"] == 2
+    board = dict(arms_of("board"))
+    assert board["measured"].typed["measured_k"] == 2 and board["none"].questions == 8
 
 
 def test_the_stored_table_is_read_and_refers_to_stored_runs():
