@@ -11,8 +11,10 @@ share their luck. So the batches form ten blocks, and the slope of a block is mu
 mean(g) of the other blocks alone. What is returned is the gain over plain GRPO's, minus 1, with an
 interval by the jackknife over the blocks.
 """
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import torch
@@ -46,11 +48,11 @@ class Gradients:
 
 
 def first_steps(policy: Policy, arms: Mapping[str, LabSettings], least: int, most: int = 0,
-                reach: float = 0.0, own: Mapping[str, Methods] | None = None
+                enough: Callable[[Estimate], bool] = bool, own: Mapping[str, Methods] | None = None
                 ) -> dict[str, Estimate]:
     """By the name of each arm but the first, with which they are compared, from `least` batches of
-    the model; from up to `most` until all intervals reach no further than `reach`. `own` has the
-    methods of arms, if they are not those that the settings name."""
+    the model, or from more, up to `most`, until each is `enough`. `own` has the methods of arms, if
+    they are not those that the settings name."""
     methods = {name: (make_advantage(s, policy), make_weighting(s, policy))
                for name, s in arms.items() if name not in (own or {})} | dict(own or {})
     count = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
@@ -70,7 +72,7 @@ def first_steps(policy: Policy, arms: Mapping[str, LabSettings], least: int, mos
                                                                        methods[name])))
         if number + 1 >= least and (number + 1) % BLOCKS == 0:
             found = {name: compared(slope.first, sums[name], sums[plain]) for name in others}
-            if all(one.high - one.low <= 2 * reach for one in found.values()):
+            if all(map(enough, found.values())):
                 break
     show_status("")
     return found
@@ -78,7 +80,8 @@ def first_steps(policy: Policy, arms: Mapping[str, LabSettings], least: int, mos
 
 def coefficient(policy: Policy, batch: Rollouts, s: LabSettings, methods: Methods) -> Tensor:
     """(B, T): what the log-probs are multiplied with in the loss of the first step, with a plus."""
-    mine, weight, _ = credited(batch, methods, replace(policy, settings=s), s, step=1)
+    with redirect_stdout(StringIO()):  # what a method says, a training says once
+        mine, weight, _ = credited(batch, methods, replace(policy, settings=s), s, step=1)
     scale = length_scaling(mine.length, s.loss_norm, s.max_new_tokens)
     return weight * mine.advantage * mine.mask * scale / mine.mask.sum().clamp(min=1)
 

@@ -26,7 +26,7 @@ from lab.probes.first_step import Methods, first_steps
 
 STORED = PROJECT / "lab/results/first_step.json"
 BOARDS = ("board", "later", "predicted", "of_2026", "twelve_of_2026")
-LEAST, MOST, REACH = 30, 60, 0.09  # batches; an interval of 9 points to each side is enough
+LEAST, MOST, REACH = 30, 60, 0.09  # batches, and how far an interval may reach
 BELOW, LOSS = -0.10, -0.01         # of the first step, and of the success in training
 USUAL = {"model": "models/tiny", "questions": 8, "answers": 8, "threads": 1}  # as on the boards
 AT_ONCE = 8                        # arms of the table, because their gradients take memory
@@ -54,10 +54,14 @@ def report(name: str, plain: LabSettings, idea: LabSettings, checkpoints: list[P
         if policy.model.is_large:
             return say("The first step is not measured, because the model is large")
         own = {name: methods_of(name, plain, policy)} if ":" in name else None
-        found = first_steps(policy, {"plain": plain, name: idea}, LEAST, MOST, REACH, own)[name]
+        found = first_steps(policy, {"plain": plain, name: idea}, LEAST, MOST, is_enough, own)[name]
         place = f"From {path}, which plain GRPO has trained, the" if path else "The"
         say(textwrap.fill(f"{place} first step of {name} gains {in_words(found)}", 100))
     say(textwrap.fill(calibration(read_stored()), 100))
+
+
+def is_enough(found: Estimate) -> bool:
+    return found.high - found.low <= 2 * REACH or found.high < BELOW
 
 
 def methods_of(name: str, s: LabSettings, policy: Policy) -> Methods:

@@ -64,16 +64,19 @@ def test_a_factor_changes_nothing_and_the_other_sign_does():
     assert found["mine"].value == pytest.approx(-2, abs=1e-4)
 
 
-def test_more_batches_are_drawn_until_the_interval_is_short(monkeypatch):
+def test_more_batches_are_drawn_until_it_is_enough(monkeypatch):
     drawn, plain = [], make_settings(SMALL)
     monkeypatch.setattr("lab.probes.first_step.sample_batch",
                         lambda *args, step: drawn.append(step) or sample_batch(*args, step=step))
     policy = load_policy(plain)
-    for arm, reach, count in (("entropy_ratio", 0.0, 2), ("entropy_ratio", 1e9, 1)):
+    for is_enough, count in ((False, 2), (True, 1)):
         drawn.clear()
-        first_steps(policy, {"plain": plain, "idea": make_settings(SMALL | {"mitigation": arm})},
-                    BLOCKS, 2 * BLOCKS, reach)
+        first_steps(policy, {"plain": plain, "idea": plain}, BLOCKS, 2 * BLOCKS,
+                    lambda _: is_enough)
         assert len({*drawn}) == len(drawn) == count * BLOCKS
+    wide, short = Estimate(0.1, -0.2, 0.4), Estimate(0.1, 0.05, 0.15)
+    assert [*map(first_step.is_enough, (wide, short, Estimate(-0.5, -0.9, -0.11)))] == [
+        False, True, True]
 
 
 def known(step, gained):
