@@ -45,8 +45,11 @@ def main(argv: list[str]) -> None:
     if name not in MODULES:
         raise UserError(f"there is no command {name}, only {', '.join(MODULES)}. lab/LOG.md says "
                         "what came of others, and in which commit one last stood")
+    file = MODULES[name]
+    if name == "exact" and any(word.split("=")[0] == "--trainer" for word in flags):
+        file = "lab.trl.exact_trl"
     try:
-        module = import_module(MODULES[name])
+        module = import_module(file)
     except ModuleNotFoundError as error:
         raise UserError(f"{error}. To install what it needs: pip install -r requirements.txt"
                         ) from None

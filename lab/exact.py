@@ -385,9 +385,6 @@ def as_json(verdicts: Mapping[str, Verdict], each_world: bool) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if any(word.startswith("--trainer") for word in argv):
-        from lab.trl import exact_trl
-        return exact_trl.main(argv)
     others: dict[str, Any] = {}
     args = read(argv, "python -m lab exact NAME [NAME ...] [flags]", __doc__, FLAGS, {
         "[NAME ...]": "weightings or advantages, with their flags, or FILE.py:function"}, others)

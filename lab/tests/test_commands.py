@@ -35,7 +35,7 @@ def test_a_command_has_its_line_in_the_overview(capsys):
 
 
 def test_the_overview_has_the_questions_and_commands_of_the_readme():
-    table = (ROOT / "README.md").read_text().partition("## The lab")[2].partition("\n## ")[0]
+    table = (ROOT / "README.md").read_text().partition("## Where is the answer?")[2].partition("\n## ")[0]
     listed = {}
     for question, commands in re.findall(r"^- (.*?\?\S*) (`.*`)$", table, flags=re.M):
         plain = re.sub(r"\[(.*)\]\(.*\)", r"\1", question)
@@ -113,7 +113,7 @@ TINY = ROOT / "models/tiny"
     # a flag that would be read and ignored; the same flag where it has an effect is taken
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
-    ("idea", "name a weighting or an advantage, or --against COMMIT"),
+    ("idea", "the name of a weighting or an advantage, --set, or --against COMMIT"),
     ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
     ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     ("idea none", "none is plain GRPO, with which an idea is compared"),

@@ -433,7 +433,7 @@ def from_call(number):
     (lambda logits, batch: make()(logits, batch) * torch.rand(()), "it draws random numbers"),
     (lambda log_prob, advantage, weight: log_prob.sum(),
      "lab.formula calls loss(logits, batch), such as examples/a_loss.py, and this function has the "
-     "arguments (log_prob, advantage, weight). `of_log_probs` makes a loss"),
+     "arguments (log_prob, advantage, weight)"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
     (lambda logits, batch: os._exit(0), "it calls sys.exit or os._exit"),
     (from_call(400), "it remembers earlier calls"),

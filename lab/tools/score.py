@@ -38,7 +38,7 @@ from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, score_answers
 from lab.harness.build import load_policy, make_advantage, make_weighting
-from lab.harness.flags import Flag, read
+from lab.harness.flags import Flag, read, unknown_argument
 from lab.harness.settings import make_settings
 from lab.tools.first_step import methods_of
 
@@ -127,6 +127,8 @@ def main(argv: list[str]) -> None:
     typed: dict[str, Any] = {}
     args = read(argv, "python -m lab score [NAME | FILE.py:NAME | FILE.jsonl] [flags]", __doc__,
                 FLAGS, {"[NAME]": "what is scored"}, others=typed)
+    if typed and not args.name:
+        raise unknown_argument(f"--{min(typed)}", [*FLAGS])
     with open(args.data, encoding="utf-8") as file:
         every = [json.loads(line) for line in file]
     lines = [line for line in every if line["of"] == args.of]

@@ -59,7 +59,7 @@ OF_ALL = {  # for whoever trains with these files
     "a method more": ("countdown_task.py", "    def score(", f"{METHOD}    def score("),
     "a field more": ("countdown_task.py", "    def score(", "    x: int = 1\n\n    def score("),
     "a setting": ("run.py", "learning_rate: float = 5e-6", "learning_rate: float = 6e-6"),
-    "the loop": ("train.py", "        start = time", "        step += 0\n        start = time"),
+    "the loop": ("train.py", "        start, used", "        step += 0\n        start, used"),
     "the model": ("qwen2_model.py", "1.0 / config.rope_theta", "2.0 / config.rope_theta"),
     "moved to one's own file": ("grpo.py", "", "from my_loss import policy_loss"),
     "one's own file": ("my_words.py", "2.0", "4.0"),
