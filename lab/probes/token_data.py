@@ -4,9 +4,9 @@
     python -m lab.probes.token_data real lab/data/tokens.jsonl --model FOLDER --problems 125 \\
         --config lab/recipes/expression.json --continuations 8 --certain 0.02
 
-The first word is the name of the set in the column `of`. The lines are added to the file. Credit is
-measured as by `lab decided`: `half_1` and `half_2` are two independent estimates, `credit` is their
-mean, and `credit_se` its standard error. lab/data/README.md describes the columns.
+The first word is the name of the set in the column `of`. Lines are added to the file, and the same
+command goes on behind the last problem. Credit is measured as by
+`lab decided`. lab/data/README.md describes the columns.
 """
 import json
 import sys
@@ -59,8 +59,13 @@ def main(argv: list[str]) -> None:
                                  __doc__, FLAGS, {"NAME": "of the set", "FILE": "of JSON lines"})
     chosen = {"model": args.model, "seed": args.seed, "threads": 1, "temperature": 1.0, "lora": 0}
     policy = load_policy(make_settings(chosen | ({"config": args.config} if args.config else {})))
-    with open(args.file, "a", encoding="utf-8") as file:
+    with open(args.file, "a+", encoding="utf-8") as file:
+        file.seek(0)
+        of_set = [line for line in map(json.loads, file) if line["of"] == args.name]
+        done = 1 + max((line["problem"] for line in of_set), default=-1)
         for number, rollouts in zip(range(args.problems), problems_of(policy, args.answers)):
+            if number < done:
+                continue
             show_status(f"problem {number + 1} of {args.problems}")
             credit = true_credit(policy, rollouts, args.continuations, args.certain)
             for line in lines(rollouts, credit, args.name, number):

@@ -17,7 +17,7 @@ from lab.engine.errors import PROJECT, UserError
 from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
 from lab.foreign import foreign
-from lab.harness.build import load_policy, make_weighting
+from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.record import Json, provenance
 from lab.harness.screen import say
 from lab.harness.settings import LabSettings, make_settings, read_flags
@@ -65,6 +65,9 @@ def is_enough(found: Estimate) -> bool:
 
 
 def methods_of(name: str, s: LabSettings, policy: Policy) -> Methods:
+    """Of the settings; or anybody's advantage, with their weighting, if the name has a colon."""
+    if ":" not in name:
+        return make_advantage(s, policy), make_weighting(s, policy)
     function = foreign(name)
     return (lambda rollouts, policy: function(rollouts)), make_weighting(s, policy)
 

@@ -21,7 +21,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +36,9 @@ from lab.engine.errors import PROJECT, UserError
 from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, score_answers
-from lab.harness.build import load_policy, make_advantage, make_weighting
+from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read, unknown_argument
+from lab.harness.record import Json
 from lab.harness.settings import make_settings
 from lab.tools.first_step import methods_of
 
@@ -47,17 +47,16 @@ FLAGS = {
     "of": Flag("tiny", "which set of the file. A method that looks at hidden states or attention "
                        "needs the set of --model"),
     "model": Flag("models/tiny", "the model that wrote the answers")}
-FACTS = ("log_prob", "entropy", "collision")
 AT_ONCE = 8  # problems in a batch, as in training
 BESIDE = ("none", "entropy_weighted", "outcome_conditional")
-Columns = list[np.ndarray]  # of all tokens end to end
+Halves = list[np.ndarray]  # the two estimates of all tokens, end to end
 
 
-def batches_of(lines: list[dict[str, Any]], policy: Policy) -> Iterator[Rollouts]:
+def batches_of(lines: list[Json], policy: Policy) -> Iterator[Rollouts]:
     for start in range(0, 1 + max(line["problem"] for line in lines), AT_ONCE):
         part = [line for line in lines if start <= line["problem"] < start + AT_ONCE]
-        first = [line for line in part if line["answer"] == 0]
-        problems = [Problem(tuple(line["numbers"]), line["target"]) for line in first]
+        problems = [Problem(tuple(line["numbers"]), line["target"]) for line in part
+                    if line["answer"] == 0]
         prompts = [policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
                    for problem in problems]
         T = max(len(line["ids"]) for line in part)
@@ -69,7 +68,8 @@ def batches_of(lines: list[dict[str, Any]], policy: Policy) -> Iterator[Rollouts
             return torch.tensor([line[name] for line in part])
 
         ids = [line["ids"] for line in part]
-        facts = {name: frame([line[name] for line in part]) for name in FACTS}
+        facts = {name: frame([line[name] for line in part])
+                 for name in ("log_prob", "entropy", "collision")}
         sampled = Rollouts(problems, prompts, column("problem") - start, frame(ids, torch.int64),
                            frame([[1] * len(row) for row in ids], torch.bool), column("finished"),
                            **facts)
@@ -77,15 +77,12 @@ def batches_of(lines: list[dict[str, Any]], policy: Policy) -> Iterator[Rollouts
         yield replace(batch, advantage=grpo(batch), forward=policy.extra_forward())
 
 
-def scores_of(name: str, typed: dict[str, Any], policy: Policy, batches: list[Rollouts]
-              ) -> np.ndarray:
+def scores_of(name: str, typed: Json, policy: Policy, batches: list[Rollouts]) -> np.ndarray:
     """The weight times the advantage of each token, as a step of training has them."""
     s = policy.settings
-    if ":" in name:
-        methods = methods_of(name, s, policy)
-    else:
+    if ":" not in name:
         s = make_settings(s.typed | {axis_of(name): name} | typed)
-        methods = make_advantage(s, policy), make_weighting(s, policy)
+    methods = methods_of(name, s, policy)
     found = []
     for number, batch in enumerate(batches, 1):
         mine, weight, _ = credited(batch, methods, replace(policy, settings=s), s, number)
@@ -93,7 +90,7 @@ def scores_of(name: str, typed: dict[str, Any], policy: Policy, batches: list[Ro
     return np.concatenate(found)
 
 
-def scores_in(path: Path, lines: list[dict[str, Any]]) -> np.ndarray:
+def scores_in(path: Path, lines: list[Json]) -> np.ndarray:
     with open(path, encoding="utf-8") as file:
         given = {(one["problem"], one["answer"]): one["score"] for one in map(json.loads, file)}
     for line in lines:
@@ -105,11 +102,10 @@ def scores_in(path: Path, lines: list[dict[str, Any]]) -> np.ndarray:
 
 
 def off_mean(x: np.ndarray, answer: np.ndarray, s2: np.ndarray) -> np.ndarray:
-    mean = np.bincount(answer, x * s2) / np.bincount(answer, s2).clip(1e-30)
-    return x - mean[answer]
+    return x - (np.bincount(answer, x * s2) / np.bincount(answer, s2).clip(1e-30))[answer]
 
 
-def cosine(problem: np.ndarray, s2: np.ndarray, a: np.ndarray, halves: Columns) -> Estimate:
+def cosine(problem: np.ndarray, s2: np.ndarray, a: np.ndarray, halves: Halves) -> Estimate:
     one, other = halves
     if not np.abs(a).max() > 1e-9:
         return Estimate(np.nan)  # all tokens of an answer have the same score
@@ -117,14 +113,14 @@ def cosine(problem: np.ndarray, s2: np.ndarray, a: np.ndarray, halves: Columns) 
                          lambda along, own, true: along / np.sqrt(own * max(true, 1e-30)))
 
 
-def ceiling(problem: np.ndarray, s2: np.ndarray, halves: Columns) -> Estimate:
+def ceiling(problem: np.ndarray, s2: np.ndarray, halves: Halves) -> Estimate:
     one, other = halves
     return over_problems(problem, (one * other * s2, one * one * s2),
                          lambda both, own: np.sqrt(max(both, 0) / own))
 
 
 def main(argv: list[str]) -> None:
-    typed: dict[str, Any] = {}
+    typed: Json = {}
     args = read(argv, "python -m lab score [NAME | FILE.py:NAME | FILE.jsonl] [flags]", __doc__,
                 FLAGS, {"[NAME]": "what is scored"}, others=typed)
     if typed and not args.name:
@@ -150,8 +146,8 @@ def main(argv: list[str]) -> None:
     rows: list[Row] = [[name, cosine(problem, s2, a, halves),
                         cosine(problem, s2, off_mean(a, answer, s2), inner)]
                        for name, a in scores.items()]
-    rows.append(["one half of the continuations", ceiling(problem, s2, halves),
-                 ceiling(problem, s2, inner)])
+    rows.append(["one half of the continuations", *(ceiling(problem, s2, x)
+                                                    for x in (halves, inner))])
     formats = {"score of": "", "credit": "+.2f", "within answers": "+.2f"}
     show([], [Table("score", f"Agreement of {len(problem):,} tokens with their true credit",
                     by_row(formats, rows), ["A good score is no gain in training"])])
