@@ -4,18 +4,15 @@
     python -m lab score my_file.py:my_function      # anybody's advantage (lab/foreign.py)
     python -m lab score my_scores.jsonl             # {"problem": 0, "answer": 0, "score": [...]}
 
-A process reward model, attention or counterfactuals claim to find the tokens that decide. The
-tokens of lab/data have their true credit, as two independent estimates. Of a token a is the score,
-or the weight times the advantage of plain GRPO, and c the credit. It counts with s^2, the square of
-its gradient's size.
+The tokens of lab/data have their true credit, as two independent estimates. Of a token a is the
+score, or the weight times the advantage of plain GRPO, c the credit, and s its gradient's size.
 
     credit            the cosine of a and c, sum a c s^2 / sqrt(sum a^2 s^2 * sum c^2 s^2)
     within answers    the same after the mean of its answer was subtracted from each a and each c:
                       which tokens of an answer, and not which answers
 
-The noise of the measured credit is taken out: sum c^2 is the sum of products of the two estimates.
-The last row is what one estimate scores by the other, so much can be reached with as many
-continuations. Intervals are over problems. A good score is no gain in training.
+Noise is taken out: sum c^2 is the sum of products of the two estimates. The last row is what one of
+them scores by the other. Intervals are over problems. A good score is no gain in training.
 """
 import json
 from collections.abc import Iterator
@@ -26,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from countdown_task import Problem
+from countdown_task import KINDS, SECTIONS, Problem
 from grpo import grpo
 from mitigations import gradient_size
 from lab.analysis.statistics import Estimate, over_problems
@@ -35,7 +32,7 @@ from lab.engine.credited import credited
 from lab.engine.errors import PROJECT, UserError
 from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
-from lab.engine.rollouts import Rollouts, score_answers
+from lab.engine.rollouts import Rollouts
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read, unknown_argument
 from lab.harness.record import Json
@@ -44,9 +41,8 @@ from lab.tools.first_step import methods_of
 
 FLAGS = {
     "data": Flag(str(PROJECT / "lab/data/tokens.jsonl"), "the tokens, as in lab/data"),
-    "of": Flag("tiny", "which set of the file. A method that looks at hidden states or attention "
-                       "needs the set of --model"),
-    "model": Flag("models/tiny", "the model that wrote the answers")}
+    "of": Flag("tiny", "which set of the file"),
+    "model": Flag("models/tiny", "their model, for methods that look at its hidden states")}
 AT_ONCE = 8  # problems in a batch, as in training
 BESIDE = ("none", "entropy_weighted", "outcome_conditional")
 Halves = list[np.ndarray]  # the two estimates of all tokens, end to end
@@ -67,13 +63,17 @@ def batches_of(lines: list[Json], policy: Policy) -> Iterator[Rollouts]:
         def column(name: str) -> Tensor:
             return torch.tensor([line[name] for line in part])
 
-        ids = [line["ids"] for line in part]
-        facts = {name: frame([line[name] for line in part])
-                 for name in ("log_prob", "entropy", "collision")}
-        sampled = Rollouts(problems, prompts, column("problem") - start, frame(ids, torch.int64),
-                           frame([[1] * len(row) for row in ids], torch.bool), column("finished"),
-                           **facts)
-        batch = score_answers(sampled, policy.tokenizer, policy.task)
+        numbers = {name: frame([line[name] for line in part])
+                   for name in ("log_prob", "entropy", "collision")}
+        for name, words in (("section", SECTIONS), ("kind", KINDS)):
+            numbers[name] = frame([[*map(words.index, line[name])] for line in part], torch.uint8)
+        ids, texts = [line["ids"] for line in part], [line["text"] for line in part]
+        batch = Rollouts(
+            problems, prompts, column("problem") - start, frame(ids, torch.int64),
+            frame([[1] * len(row) for row in ids], torch.bool), column("finished"), **numbers,
+            texts=texts, answers=["".join(text) for text in texts],
+            scores={"reward": column("reward"), "answer": column("right"),
+                    "format": column("format")})
         yield replace(batch, advantage=grpo(batch), forward=policy.extra_forward())
 
 
