@@ -157,6 +157,8 @@ def test_every_tool_of_a_page_runs(project):
         (project / "models" / name).symlink_to(ROOT / "models/tiny")
     for name in ("one", "before", "usual", "shuffled", "none-grpo-Qwen2.5-Coder-0.5B-Instruct-s0"):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
+    (project / "lab/results").mkdir(exist_ok=True)
+    (project / "lab/results/curves").symlink_to(ROOT / "lab/results/curves")
     (project / "my_loss.py").write_text((ROOT / "examples/a_loss.py").read_text())
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
     pages = [ROOT / "README.md", *project_files("docs/**/*.md")]
