@@ -37,6 +37,7 @@ CHANGES_NOTHING = {  # what no run notices, and why
     "grpo.py: add_choice": "returns the function that it is given",
     "mitigations.py: mitigation": "returns the function that it is given",
     "grpo.py: place_of": "words of an error",
+    "qwen2_model.py: differing_tensors": "words of an error",
     "grpo.py: why_skipped": "words of a step without an update",
     "qwen2_model.py: Qwen2.forward": "runs use the decoder and `log_probs`, which it joins"}
 LOOPS = dict.fromkeys(  # the lab has its own
