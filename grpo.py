@@ -328,7 +328,8 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tens
 # ---------------------------------------------------------------------------------------- the step
 def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor, s: Any,
            reference: Tensor | None = None, divergence: Divergence = k3,
-           largest_gap: float = 0.01) -> tuple[Metrics, dict[str, Tensor]]:
+           largest_gap: float = 0.01, is_older: bool = False
+           ) -> tuple[Metrics, dict[str, Tensor]]:
     """Train the model on the whole batch; `s` are the Settings of run.py. Returns metrics, and
     columns (B, T) for the file of the step's tokens.
 
@@ -337,7 +338,8 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
     of the initial model, and `divergence` estimates the KL at each token: another estimate than
     `k3` is one more argument. `largest_gap` is the largest mean difference between the log-probs of
     the sampler and those computed here that can be rounding. A larger one ends the run, because one
-    of the two is wrong. Types with fewer digits than float32 round more, and need a larger one."""
+    of the two is wrong. Types with fewer digits than float32 round more, and need a larger one.
+    `is_older`: an older model has sampled the answers, so the ratio counts from the first step."""
     A, mask, N = rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     has_gradient = mask & ((weight * A != 0) | (s.kl > 0))
     rows = has_gradient.any(1).nonzero()[:, 0]      # the answers that have a gradient
@@ -353,9 +355,9 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
             log_prob = log_probs(model, rollouts, part)                              # (part, T)
             last[part] = log_prob.detach()
             if epoch == 0:
-                old[part] = last[part]
+                old[part] = rollouts.log_prob[part] if is_older else last[part]
             inputs = A[part], weight[part], mask[part], N
-            if s.epochs == 1:
+            if s.epochs == 1 and not is_older:
                 loss = policy_loss(log_prob, *inputs)
             else:
                 loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low, s.clip_high)
@@ -373,7 +375,7 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
     metrics["sampler_gap"] = sampler_gap(old, rollouts, rows, largest_gap)
     if reference is not None:
         metrics["kl"] = float((divergence(last, reference) * mask).sum()) / N
-    if s.epochs == 1:
+    if s.epochs == 1 and not is_older:
         return metrics, {}
     ratio = (last - old).exp()
     return metrics | about_ratio(ratio, rollouts, rows, s), {"ratio": ratio}

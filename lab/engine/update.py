@@ -2,7 +2,9 @@
 (--rescale gradient), others to count tokens (--loss_norm), another KL (--kl_kind), a temperature.
 """
 import math
+from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,6 +82,28 @@ def kl_as_flagged(s: RunSettings, m: Tensor, of_reference: Tensor
     return s, torch.stack([of_reference, m.expand_as(of_reference)], -1), divergence
 
 
+def in_parts(s: RunSettings, rollouts: Rollouts, update_on: Callable[..., tuple[Metrics, Columns]]
+             ) -> tuple[Metrics, Columns]:
+    """--parts: the answers are shuffled and cut into so many parts, and each makes an update. From
+    the second one on the model is not the one that sampled, so the loss has ratio and clipping, as
+    with --epochs. A part is the batch without the tokens of the other answers."""
+    if s.parts == 1:
+        return update_on(rollouts)
+    order = torch.randperm(len(rollouts.mask),
+                           generator=grpo.generator_of("parts", s.seed, rollouts.step))
+    found: list[Metrics] = []
+    for rows in order.to(rollouts.mask.device).tensor_split(s.parts):
+        mask = torch.zeros_like(rollouts.mask)
+        mask[rows] = rollouts.mask[rows]
+        metrics, _ = update_on(replace(rollouts, mask=mask), is_older=bool(found))
+        if not metrics["skipped"]:
+            found.append(metrics)
+    if not found:
+        return metrics, {}
+    summed = {name: sum(one[name] for one in found) for name in ("N", "trained_tokens")}
+    return found[-1] | found[0] | summed, {}  # ratio and clipping are those of the last part
+
+
 def update(model: Qwen2, optimizer: Any, rollouts: Rollouts, weight: Tensor, s: RunSettings,
            reference: Qwen2 | None = None, is_measured: bool = False,
            largest_gap: float = math.inf) -> tuple[Metrics, Columns]:
@@ -97,8 +121,8 @@ def update(model: Qwen2, optimizer: Any, rollouts: Rollouts, weight: Tensor, s: 
         of_kl = kl_as_flagged(s, m, of_reference)
     try:
         with at_temperature(model, s.temperature, mask.device):
-            metrics, columns = grpo.update(model, optimizer, rollouts, weight * m, *of_kl,
-                                           largest_gap)
+            metrics, columns = in_parts(s, rollouts, lambda batch, **more: grpo.update(
+                model, optimizer, batch, weight * m, *of_kl, largest_gap, **more))
     except UserError as error:
         if not str(error).startswith("the gradient"):
             raise

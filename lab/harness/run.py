@@ -109,6 +109,10 @@ class LabRun(Run):
         if not self.done and len(steps) > (run_config(self.folder).get("checkpoint_every") or 0):
             raise UserError(f"{self.folder} has {len(steps)} steps on record, and no checkpoint to "
                             "go on from")
+        planned = run_config(self.folder).get("steps")
+        if self.settings.decay != "none" and planned != self.settings.steps:
+            raise UserError(f"{self.folder} has --decay {self.settings.decay}, so its learning "
+                            f"rates follow from --steps {planned}, and no other number goes on")
         if [step for step in steps if step <= self.done] != [*range(1, self.done + 1)]:
             raise UserError(f"{self.folder}/metrics.jsonl does not have one line for each of the "
                             f"steps 1 to {self.done}, in order")
@@ -188,9 +192,17 @@ class LabRun(Run):
     def trained_on(self, rollouts: Rollouts) -> Rollouts:
         return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
 
+    @property
+    def learning_rate(self) -> float:
+        """Of this step: with --decay linear it falls to 0 after the last step."""
+        s = self.settings
+        left = 1 - (self.step - 1) / s.steps if s.decay == "linear" else 1.0
+        return s.learning_rate * left
+
     def update(self, rollouts: Rollouts, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
         parts = self.parts
+        parts.optimizer.learning_rate = self.learning_rate
         with self.explained(), self.clocked("update_seconds"):
             found = update(self.policy.model, parts.optimizer, self.trained_on(rollouts), weight,
                            self.settings, parts.reference, is_measured, self.largest_gap)
@@ -290,7 +302,7 @@ class LabRun(Run):
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
         if not self.task.knows_success:
             line |= dict.fromkeys(("success", "reward_answer"), math.nan)
-        line["learning_rate"] = self.settings.learning_rate
+        line["learning_rate"] = self.learning_rate
         line["peak_memory_bytes"] = memory.peak_memory(self.policy.model.device)
         for name, count in self.drawn.items():
             line[name] += count

@@ -59,6 +59,13 @@ class LabSettings(Settings):
     temperature: float = option(
         1.0, "temperature of sampling in training, and of the loss. Records and evaluations are at "
         "temperature 1", least=0.01, most=100)
+    parts: int = option(
+        1, "updates from each batch, each from this part of its answers; from the second one on "
+        "with ratio and clipping", least=1, most=1000,
+        requires=(lambda s: s.temperature == 1, "--temperature 1"))
+    decay: str = option(
+        "none", "linear: the learning rate falls in a straight line, to 0 after the last step",
+        choices=("none", "linear"))
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)", choices=("k3", "k2"),
@@ -107,8 +114,7 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "held_out_problems", "functions", "columns_temperature", "made_of", "changed", "finished",
     "trained_parameters")
 # settings of earlier runs, and their defaults
-GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0, "clip_kind": "ppo",
-        "entropy_bonus": 0.0}
+GONE = {"warmup_steps": 0, "noise_parts": 0, "clip_kind": "ppo", "entropy_bonus": 0.0}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 HINT = "--help all lists the flags"  # the end of a message about an unknown one

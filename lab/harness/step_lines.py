@@ -36,8 +36,9 @@ METRICS = {
     "sampler_gap": "mean absolute difference of log-probs between training and sampling, at "
                    "temperature 1",
     "ratio_mean": "mean over the trained tokens of the ratio of new to old probability in the "
-                  "last pass, with `--epochs`",
-    "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs`",
+                  "last pass, with `--epochs` or `--parts`",
+    "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs` "
+                     "or `--parts`",
     "kl": "mean estimate over the trained tokens of the KL to the initial model, with `--kl`",
     "skipped": "why the model was not updated, or null",
     "rollout_seconds": "seconds of sampling and scoring",

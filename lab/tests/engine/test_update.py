@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import grpo
 from lab.analysis.run_folders import read_columns, read_credit
 from lab.countdown import Problem, Task
 from lab.credit.weightings import span
@@ -23,7 +24,7 @@ from small import (PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, 
 def settings(**changed):
     usual = dict(micro_batch=64, max_grad_norm=0.0, epochs=1, pairs=None, loss_norm="token",
                  max_new_tokens=14, temperature=1.0, kl=0.0, kl_kind="k3", clip_low=0.2,
-                 clip_high=0.28, lora=0)
+                 clip_high=0.28, lora=0, parts=1, seed=0)
     return SimpleNamespace(**{**usual, **changed})
 
 
@@ -117,6 +118,27 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
         torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4, msg=name)
     assert not torch.equal(next(model.parameters()), next(small_model.parameters()))
     assert result["sampler_gap"] < 1e-5
+
+
+def test_each_part_of_the_answers_makes_an_update(small_model, rollouts):
+    """The first by the plain loss, the second with ratio and clipping to what sampled; each answer
+    in one part."""
+    rollouts = dataclasses.replace(rollouts, step=3)
+    weight, s = rollouts.mask.float(), settings(parts=2)
+    model, other = copied(small_model), copied(small_model)
+    metrics, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
+    sampled = [rollouts.log_prob[row, rollouts.mask[row]] for row in range(6)]
+    order = torch.randperm(6, generator=grpo.generator_of("parts", 0, 3))
+    for epochs, rows in ((1, order[:3]), (2, order[3:])):
+        part = dataclasses.replace(rollouts, mask=torch.zeros_like(rollouts.mask))
+        part.mask[rows] = rollouts.mask[rows]
+        optimizer.zero_grad()
+        written_out(other, other, sampled, part, weight, settings(epochs=epochs)).backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()),
+                               rtol=1e-4, atol=1e-5)
+    assert metrics["N"] == rollouts.mask.sum() and "ratio_mean" in metrics
 
 
 def test_the_gap_sees_log_probs_that_are_not_the_models(small_model, rollouts):

@@ -118,6 +118,16 @@ def test_what_is_changed_is_remembered(stopped, monkeypatch, name, before, now):
     assert config_of(stopped) == expected
 
 
+def test_decay_lets_the_rate_fall_to_0_after_the_steps_that_were_planned(learner, tmp_path):
+    out = tmp_path / "x"
+    run("--model", learner, "--out", out, "--steps", 4, "--eval_every", 0, "--learning_rate", 8e-3,
+        "--decay", "linear", "--checkpoint_every", 2)
+    rates = [line["learning_rate"] for line in lines(out / "metrics.jsonl")]
+    assert rates == pytest.approx([8e-3, 6e-3, 4e-3, 2e-3])
+    said = run("--resume", out, "--steps", 5, expect=1).stderr
+    assert "learning rates follow from --steps 4" in said
+
+
 def test_what_a_run_is_cannot_be_changed(stopped):
     before = everything(stopped)
     for name in set(OPTIONS) - set(CHANGEABLE):
