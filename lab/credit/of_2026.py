@@ -1,11 +1,10 @@
 """Weightings of 2026, and of the end of 2025. The docstring of each has the claim of its paper.
 
-    of the batch alone     quadrants, grpo_trace, s_trace, rsi_s, a3po
-    of hidden states       delta, papo
-    of the answer section  counterfactual, oar_g, grail
+    of the batch alone     quadrants
+    of hidden states       delta
+    of the answer section  counterfactual, oar_g
 
-Some could be read in an abstract or a summary alone, and say so. Six more, of which no difference
-from plain GRPO was seen, have a row in docs/reference/methods.md.
+Twelve more, of which none gained, have a row in docs/reference/methods.md.
 """
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from lab.engine.declared import Count, NotNegative, Positive, Share
+from lab.engine.declared import NotNegative, Positive, Share
 from lab.engine.forward import frozen_log_probs, response_log_probs
 from lab.engine.methods import mitigation
 from lab.engine.policy import Policy
@@ -62,110 +61,6 @@ def margins(gradient: Tensor, shares: list[Tensor]) -> list[Tensor]:
         centre = torch.einsum("bt,btd->d", share, gradient) / share.sum().clamp(min=1e-8)
         distance.append((gradient - centre).square().sum(-1))
     return [distance[1] - distance[0], distance[0] - distance[1]]
-
-
-def trace(counted: Tensor, decay: float) -> Tensor:
-    """(B, T): of each token the sum of decay^(k - t) counted_k over the tokens k from itself on."""
-    total, columns = torch.zeros_like(counted[:, 0]), []
-    for column in counted.flip(1).unbind(1):
-        total = decay * total + column
-        columns.append(total)
-    return torch.stack(columns, 1).flip(1)
-
-
-@mitigation
-def grpo_trace(rollouts: Rollouts, *, trace_decay: Share = 0.98) -> Tensor:
-    """The weight is the sum of trace_decay^(k - t) over the tokens k from t on: an eligibility
-    trace, by which early tokens get credit from all later ones (GRPO-lambda, arXiv 2510.00194, from
-    its abstract, which reports over +3 points with 1.5B, and +4.5 with 7B)."""
-    return trace(rollouts.mask.float(), trace_decay)
-
-
-@mitigation
-def s_trace(rollouts: Rollouts, *, trace_decay: Share = 0.98, trace_quantile: Share = 0.8
-            ) -> Tensor:
-    """The same trace, in which a later token counts only if its entropy is at or above this
-    quantile of the batch, and each token counts for itself (S-trace, arXiv 2605.05965, from its
-    abstract, which reports +0.5 with 1.7B and +3 with 4B and 8B)."""
-    if not rollouts.mask.any():
-        return torch.ones_like(rollouts.log_prob)
-    border = rollouts.entropy[rollouts.mask].quantile(trace_quantile)
-    is_fork = (rollouts.entropy >= border) & rollouts.mask
-    return trace(is_fork.float(), trace_decay) + ~is_fork
-
-
-@mitigation
-def rsi_s(rollouts: Rollouts, *, rsi_low: NotNegative = 0.5, rsi_high: Positive = 2.0) -> Tensor:
-    """The weight is 1 where the surprise over the entropy, -log p / H, lies from rsi_low to
-    rsi_high, and 0 elsewhere (RSI-S, arXiv 2606.31575, from its abstract, which reports +2 to +3
-    points; its bounds are not known here). If none of the batch lies there, all weigh 1."""
-    surprise = -rollouts.log_prob / rollouts.entropy.clamp(min=1e-8)
-    lies_between = (rsi_low <= surprise) & (surprise <= rsi_high) & rollouts.mask
-    return (lies_between | ~lies_between.any()).float()
-
-
-def among_the_largest(score: Tensor, inside: Tensor, share: float) -> Tensor:
-    """(B, T) bool: this share of the tokens inside, those with the largest scores; none if there
-    are no tokens."""
-    if not inside.any():
-        return inside
-    border = score[inside].double().quantile(1 - share)
-    return inside & (score.double() >= border)
-
-
-@mitigation
-def a3po(rollouts: Rollouts, *, a3po_share: Share = 0.2, a3po_scale: Positive = 2.0,
-         a3po_steps: Count = 100) -> Tensor:
-    """The weight is a3po_scale at this share of tokens, the least likely ones of right answers and
-    the likeliest ones of wrong answers, and 1 elsewhere. The scale falls to 1 over a3po_steps
-    (A3PO, arXiv 2512.21625, from its abstract: better on five benchmarks; its scales are not known
-    here)."""
-    rise = (a3po_scale - 1) * max(0.0, 1 - rollouts.step / a3po_steps)
-    weight = torch.ones_like(rollouts.log_prob)
-    for sign in (1, -1):
-        side = (sign * rollouts.advantage > 0) & rollouts.mask
-        chosen = among_the_largest(-sign * rollouts.log_prob, side, a3po_share)
-        weight[chosen] += rise
-    return weight
-
-
-@mitigation
-class papo:
-    """A step along log p of a token changes the entropy H of its place by -sum_v p_v (log p_v + H)
-    (1[v = token] - p_v), to first order. Times the advantage this is the token's polarity. While
-    the batch's mean entropy is not above its running mean, tokens that raise entropy weigh 1 +
-    papo_scale and the others 1 - papo_scale, and else the other way round (PAPO, arXiv 2605.11775,
-    from its abstract: better than competitive baselines)."""
-
-    def __init__(self, policy: Policy, *, papo_scale: Share = 0.5):
-        self.scale, self.usual = papo_scale, torch.tensor(torch.nan)
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        now = rollouts.entropy[rollouts.mask].mean().detach().cpu()
-        is_low = not now > self.usual
-        self.usual = now if self.usual.isnan() else 0.9 * self.usual + 0.1 * now
-        weight = torch.ones_like(rollouts.log_prob)
-        for row, inside in enumerate(rollouts.mask):
-            ids = rollouts.ids[row, inside]
-            states = rollouts.hidden[row, inside]
-            rise = rise_of_entropy(policy.model.logits(states).detach().float(), ids)
-            lean = (rollouts.advantage[row, inside] * rise).sign()
-            weight[row, inside] += (self.scale if is_low else -self.scale) * lean
-        return weight
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"usual": self.usual}
-
-    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        self.usual = tensors["usual"]
-
-
-def rise_of_entropy(logits: Tensor, ids: Tensor) -> Tensor:
-    """(n, V), (n,) -> (n,): the slope of the entropy along the gradient of log p of each token."""
-    log_p = logits.log_softmax(-1)
-    p = log_p.exp()
-    slope = -p * (log_p - (p * log_p).sum(-1, keepdim=True))  # of the entropy, at each logit
-    return slope.gather(1, ids[:, None])[:, 0] - (p * slope).sum(-1)
 
 
 @mitigation
@@ -272,26 +167,3 @@ def at_embeddings(policy: Policy, rollouts: Rollouts, rows: Tensor,
     x, slope = torch.zeros(2, *is_read.shape, gradient.shape[-1], device=gradient.device)
     x[is_read], slope[is_read] = kept[1].detach().float(), gradient.float()
     return x, slope
-
-
-@mitigation
-class grail:
-    """The weight is 1 - grail_share + grail_share * (saliency over its mean in the answer), where
-    the saliency is abs(gradient of the answer section's mean log-prob at the token's embedding,
-    times the embedding). So all tokens count that the answer is sensitive to, in the sections, too
-    (GRAIL, arXiv 2606.04889, from its abstract, which reports +3.6 points)."""
-
-    def __init__(self, policy: Policy, *, grail_share: Share = 0.5):
-        self.share = grail_share
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        weight, inside = torch.ones_like(rollouts.log_prob), rollouts.section == ANSWER
-        inside &= rollouts.mask
-        rows = inside.any(1).nonzero()[:, 0]
-        for part in rows.split(policy.settings.micro_batch) if len(rows) else ():
-            mean = inside[part] / inside[part].sum(1, keepdim=True)
-            x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
-            saliency = (x * slope).sum(-1).abs() * rollouts.mask[part]
-            usual = saliency.sum(1, keepdim=True) / rollouts.length[part, None]
-            weight[part] += self.share * (saliency / usual.clamp(min=1e-12) - 1)
-        return weight.clamp(min=0)

@@ -262,8 +262,7 @@ MODULES = {
                              "entropy_ratio random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.of_2026": "counterfactual oar_g quadrants delta grpo_trace s_trace rsi_s a3po "
-                          "papo grail"}
+    "lab.credit.of_2026": "counterfactual oar_g quadrants delta"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",

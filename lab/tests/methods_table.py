@@ -30,8 +30,6 @@ BOARDS = (("board", "later"),           # the tiny model
           ("real_board_expression",))   # and that writes the answer alone
 PANELS = "the tiny model", "the real model, thinking", "the real model, the answer alone"
 OF_2026 = "counterfactual", "quadrants", "delta", "oar_g"
-TWELVE = ("grpo_trace", "s_trace", "rsi_s", "gmts", "stare", "direction", "a3po", "papo", "grail",
-          "cscr", "ktae", "rlrt")  # six of them have left
 DECIDED = "ahead", "behind", "worse"
 ARMS = {"dr_grpo": "dr_grpo --loss_norm constant", "outcome_conditional": "outcome_conditional 0.5",
         "by_kind": "by_kind without words"}  # the arm's name where it is not the method's
@@ -74,7 +72,7 @@ def costs():
     """Of each method, as a multiple of plain GRPO's."""
     found = {"none": "1.0", "grpo": "1.0"}
     # the last one has the last word
-    for board in ("twelve_of_2026", "costs", "later", "board"):
+    for board in ("costs", "later", "board"):
         runs, seconds = json.loads((RESULTS / f"{board}.json").read_text())["values"]["runs"], {}
         for name, (_, of_step, _) in runs.items():
             seconds.setdefault(name.rpartition("-s")[0], []).append(of_step)
@@ -122,8 +120,6 @@ def gain_cells(name):
     if name in OF_GAME:
         gain = computed("turns/guess", name, OF_GAME, "grpo", "turns/equal_time")
         cells[0] = f"{gain}, in a game"
-    if name in TWELVE:
-        cells[0] = computed("twelve_of_2026", name, TWELVE)
     if name in OF_2026:
         steps = len(success_by_seed("of_2026", "none")["120"])
         cells[0] = computed("of_2026", name, OF_2026) + f", {steps} steps" * (steps != 60)

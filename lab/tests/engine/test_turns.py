@@ -237,7 +237,6 @@ def squeezed(rollouts):
 OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
              "attention_credit", "delta",  # and of what can be looked at
              "random",  # a number for each place
-             "grpo_trace", "s_trace",  # how many tokens lie between
              "dpo"}     # of examples/dpo.py, if it is loaded
 
 
