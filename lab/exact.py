@@ -54,7 +54,6 @@ from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings
-from lab.own_worlds import worlds_from
 from lab.worlds import LETTERS, Batch, World, with_rewards, worlds_of
 
 ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
@@ -69,7 +68,6 @@ FLAGS = OF_LOSS | {
     "at_least": Flag(None, "the lowest cosine that is accepted; without it none below 1 is",
                      kind=float, most=1),
     "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON"),
-    "rows": Flag("", "worlds of the prompts, rewards and lengths in this file: lab/own_worlds.py"),
     "write": Flag("", "a file for a later --baseline"),
     "baseline": Flag("", "a file of --write: what changed since, and its exit status")}
 LEARNED_FROM = 50  # batches at most, by a method that keeps a state
@@ -397,8 +395,7 @@ def main(argv: list[str]) -> int:
         raise unknown_argument(f"--{flag}", [*own, *FLAGS])
     values = settle(others, own)
     settings = {name: getattr(args, name) for name in OF_LOSS}
-    worlds = (worlds_from(Path(args.rows), settings, args.seeds) if args.rows
-              else worlds_of(settings, args.seeds))
+    worlds = worlds_of(settings, args.seeds)
     verdicts = dict[str, Verdict]()
     rows = [] if args.json else [HEADINGS]
     for name, choice in choices.items():

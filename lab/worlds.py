@@ -152,7 +152,7 @@ class World:
                  kind: Kind | None = None):
         self.about, self.settings, self.seed, self.step = about, settings, seed, STEPS[0]
         self.kind = kind = kind or WORLDS[about]
-        self.task = self.make_task()
+        self.task = WorldTask(kind, seed)
         generator = torch.Generator().manual_seed(seed)
         tokenizer = Tokenizer(models.BPE(vocab=SPELLING, merges=[]))
         tokenizer.decoder = decoders.ByteLevel()
@@ -195,7 +195,7 @@ class World:
         self.rows = rows  # of the logits, at each token of each answer
         mask, possible = drawn.bool(), torch.zeros(len(self.beginnings), len(LETTERS)).bool()
         possible[rows[mask], ids[mask]] = True
-        logits = self.first_logits(possible.shape, generator)
+        logits = torch.randn(possible.shape, generator=generator).double()
         self.logits = logits.masked_fill(~possible, -1e4).requires_grad_()
         log_p = self.logits.log_softmax(1)[rows]                                  # (n, T, V)
         self.log_prob = log_p.gather(2, ids[..., None])[..., 0] * mask            # (n, T)
@@ -208,12 +208,6 @@ class World:
                               torch.tensor(finished), *(of_tokens * mask).float(),
                               written=written.bool())
         self.rollouts = score_answers(batch, self.policy.tokenizer, self.task)
-
-    def make_task(self) -> WorldTask:
-        return WorldTask(self.kind, self.seed)
-
-    def first_logits(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(shape, generator=generator).double()
 
     @property
     def has_all_rewards(self) -> bool:

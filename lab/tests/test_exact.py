@@ -21,7 +21,6 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
 from lab.exact import (ACCEPTED, BIASED, NOT_JUDGED, RIGHT, ROUNDED, WRONG_SIGN, Mean, about_length,
                        check, choice_of, compared, gradients, in_words, judge, summary)
 from lab.foreign import as_choice
-from lab.own_worlds import worlds_from
 from lab.tests import known_methods as known, methods_table
 from lab.worlds import LETTERS, WORLDS, World, worlds_of
 
@@ -331,26 +330,6 @@ def test_what_lies_beyond_a_reward_of_2_or_three_groups_is_seen():
     assert judged(as_choice(alone), "groups of 1 and 3").word == NOT_JUDGED
     assert "rewards -3 to 6, groups of 2 to 2, up to 2" in judged(
         method_of("rloo"), "rewards from -3 to 6").why
-
-
-def test_rows_of_a_run_become_worlds(tmp_path):
-    """Two prompts of four answers: each sort's share, reward and length by hand."""
-    file = tmp_path / "rows.jsonl"
-    rows = [(1, 10), (1, 30), (0, 100), (0, 128)], [(2, 64), (0, 64), (0, 64), (0, 32)]
-    file.write_text("\n".join(json.dumps({"prompt": f"p{n}", "reward": reward, "length": length})
-                              for n, own in enumerate(rows) for reward, length in own))
-    [world] = worlds_from(file, {}, 3)
-    assert world.kind.sizes == (4, 2)
-    assert world.rollouts.length.tolist() == [50, 64, 5, 15, 16, 32, 32]
-    assert world.rollouts.reward.tolist() == [0, 0, 1, 1, 0, 0, 2]
-    torch.testing.assert_close(world.chance.detach(), torch.tensor(
-        [0.25, 0.25, 0.25, 0.25, 0.25, 0.5, 0.25], dtype=torch.double))
-    assert judge(grpo.rloo, {}, [world]).word == RIGHT
-    for text, why in (('{"prompt": "a"}', "each line has prompt, reward and length"),
-                      ("", "has 0 prompts with different rewards")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=why):
-            worlds_from(file, {}, 3)
 
 
 # ------------------------------------------------------------------- the sums
