@@ -23,7 +23,6 @@ from torch import Tensor
 
 from .batches import Batch
 from .calling import Loss, LossFailed
-from .trainers import TRAINERS, config_of
 
 
 def log_probs(logits: Tensor, batch: Batch) -> Tensor:
@@ -44,6 +43,26 @@ def by_group(batch: Batch, function: Callable[[Tensor], Tensor]) -> Tensor:
 def z_score(batch: Batch, epsilon: float = 1e-4) -> Tensor:
     """(B,) TRL's advantage."""
     return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + epsilon))
+
+
+class Config(SimpleNamespace):
+    """Settings as config.name, config.get(name) and config[name]."""
+
+    def get(self, name: str, default: object = None) -> object:
+        return getattr(self, name, default)
+
+    def __getitem__(self, name: str) -> object:
+        return getattr(self, name)
+
+
+def verl_config(changed: Mapping[str, object] = {}) -> Config:
+    """verl's own defaults, as far as its advantages and losses read them, but for what is changed.
+    """
+    defaults = {
+        "clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0,
+        "tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "token-mean", "global_batch_info": {},
+        "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True}
+    return Config(**defaults | changed)
 
 
 MORE = {  # arguments that a function may have besides, by their names
@@ -78,7 +97,7 @@ def of_verl(function: Callable[..., object], config: Any,
     verl's ActorConfig, or a dictionary of what differs from its defaults. With a threshold the
     function is given verl's truncated weights of tokens for the engine that sampled."""
     if isinstance(config, dict):
-        config = config_of(TRAINERS["verl"].settings | {"global_batch_info": {}, **config})
+        config = verl_config(config)
     wanted = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config"]
     wanted += ["rollout_is_weights"] if rollout_is_threshold else []
     if absent := [name for name in wanted if name not in inspect.signature(function).parameters]:

@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 from functools import cache, partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,34 +132,30 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
 # ------------------------------------------------------------------- anybody's functions
 
 
-@pytest.mark.parametrize("name, whose, word", [
-    ("verl_grpo", "verl", BIASED), ("trl_grpo", "TRL", BIASED),
-    ("NemoLeaveOneOut", "NeMo-RL", RIGHT), ("prime_rl_mean", "prime-rl", RIGHT),
-    ("BenchTurnLeaveOneOut.estimate", "AgentCreditBench", RIGHT)])
-def test_functions_of_five_trainers_as_they_are_typed(name, whose, word):
+@pytest.mark.parametrize("name, told, word", [
+    ("verl_grpo", "a function of verl, by its parameter token", BIASED),
+    ("trl_grpo", "a function of TRL, by its parameter num", BIASED),
+    ("leave_one_out", "f(rewards: rewards (B,), group: group (B,)).", RIGHT)])
+def test_functions_of_two_trainers_and_of_ones_own_as_they_are_typed(name, told, word):
     kinds = ("one turn, rewards below 0", "three turns, each is paid",
              "turns cut off, groups of 3 and 2")
     found = judged(choice_of(f"{EXAMPLES}:{name}"), *kinds)
-    assert found.word == word and f"It was called as a function of {whose}, by" in found.why
+    assert found.word == word and f"It was called as {told}" in found.why
 
 
 @pytest.mark.parametrize("about", ["two turns with luck", "groups of 4 and 2"])
 def test_functions_of_trainers_give_what_the_lab_gives(about):
-    """verl's and TRL's std divides by n - 1; the reward minus the mean is dr_grpo; both others are
-    rloo in these worlds, where the whole answer is paid, in each turn that both answers reach."""
+    """verl's and TRL's std divides by n - 1."""
     [world] = [one for one in worlds() if one.about == about]
     for groups in list(world.batches())[::9]:
         batch = world.batch(groups)
         size = batch.group.bincount()[batch.group][:, None]
         ours = {name: choice_of(f"{EXAMPLES}:{name}")(batch) * batch.mask for name in (
-            "verl_grpo", "trl_grpo", "NemoLeaveOneOut", "prime_rl_mean", "BenchTurnLeaveOneOut")}
+            "verl_grpo", "trl_grpo", "leave_one_out")}
         z_scores = grpo.grpo(batch) * ((size - 1) / size).sqrt()
         torch.testing.assert_close(ours["verl_grpo"], z_scores, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(ours["trl_grpo"], z_scores, rtol=1e-3, atol=1e-6)
-        torch.testing.assert_close(ours["NemoLeaveOneOut"], grpo.rloo(batch))
-        torch.testing.assert_close(ours["prime_rl_mean"], grpo.dr_grpo(batch))
-        first = ours["BenchTurnLeaveOneOut"][:, 0]
-        torch.testing.assert_close(first, grpo.rloo(batch)[:, 0])
+        torch.testing.assert_close(ours["leave_one_out"], grpo.rloo(batch))
 
 
 MINE = """
@@ -186,8 +181,6 @@ def of_one(rewards):
     return rewards
 def discounted(rewards, action_mask, gamma=1.0):
     return rewards
-def of_self(self, rewards, response_masks):
-    return rewards
 def nothing(rewards, mask, group):
     pass
 def number(rewards, mask, group):
@@ -195,54 +188,25 @@ def number(rewards, mask, group):
 def by_uid(rewards, uid, response_mask, epsilon=1e-6):
     means = {one: rewards[uid == one].mean() for one in uid}
     return torch.stack([r - means[one] for r, one in zip(rewards, uid)])[:, None] * response_mask
-def weighted(rewards_per_func, reward_weights, num_generations):
-    rewards = (rewards_per_func * reward_weights).sum(1).view(-1, num_generations)
-    return (rewards - rewards.mean(1, keepdim=True)).flatten()
-def each_function(rewards_per_func, num_generations):
-    both = rewards_per_func.view(-1, num_generations, 2)
-    both = (both - both.mean(1, keepdim=True)) / (both.std(1, keepdim=True) + 1e-4)
-    return both.sum(2).flatten()
 def with_config(token_level_rewards, response_mask, index, config=None):
     assert config.gamma == 1 and config.get("norm_adv_by_std_in_grpo")
     return token_level_rewards.sum(1, keepdim=True) * response_mask, None
-def openrlhf(rewards, n_samples_per_prompt):
-    rewards = rewards.view(-1, n_samples_per_prompt)
-    return (rewards - rewards.mean(1, keepdim=True)).flatten()
-def prime_older(rewards, completion_lengths, samples_per_problem, advantage_config):
-    assert isinstance(rewards, list) and len(rewards) == samples_per_problem
-    return [reward - sum(rewards) / len(rewards) for reward in rewards]
-def slime(rewards, kl):
-    return [reward * torch.ones_like(one) for reward, one in zip(rewards, kl)]
-def slime_samples(args, samples):
-    raw = [sample.get_reward_value(args) for sample in samples]
-    rewards = torch.tensor(raw).view(-1, args.n_samples_per_prompt)
-    return raw, (rewards - rewards.mean(1, keepdim=True)).flatten().tolist()
-class Nemo:
-    def __init__(self, estimator_config, loss_config):
-        self.leave_one_out = estimator_config["use_leave_one_out_baseline"]
-    def compute_advantage(self, prompt_ids, rewards, mask, **others):
-        return (rewards * self.leave_one_out)[:, None].expand(mask.shape)
 def gae(token_level_rewards, values, response_mask, gamma):
     return token_level_rewards
 def of_batch(rollouts):
     return rollouts.reward
-class NeedsMore:
-    def __init__(self, tokenizer):
-        pass
 """
 
 
 @pytest.mark.parametrize("name, word", [
-    ("by_uid", RIGHT), ("weighted", RIGHT), ("each_function", BIASED), ("with_config", RIGHT),
-    ("openrlhf", RIGHT), ("prime_older", RIGHT), ("slime", RIGHT), ("slime_samples", RIGHT),
-    ("Nemo", RIGHT)])
+    ("by_uid", RIGHT), ("by_number", BIASED), ("with_config", RIGHT), ("of_batch", RIGHT)])
 def test_functions_are_called_by_the_names_of_their_parameters(tmp_path, name, word):
     (tmp_path / "mine.py").write_text(MINE)
     found = judged(choice_of(f"{tmp_path / 'mine.py'}:{name}"), "one turn, rewards below 0")
     assert found.word == word, found.why
 
 
-def test_a_function_with_settings_and_an_object_can_be_checked():
+def test_a_function_with_settings_can_be_checked():
     def scaled(rewards, group, power):
         mean = torch.stack([rewards[group == one].mean() for one in group])
         return (rewards - mean) * torch.exp(power * rewards)
@@ -251,8 +215,6 @@ def test_a_function_with_settings_and_an_object_can_be_checked():
     for power in (0.0, 1.0):
         found[power] = judged(as_choice(partial(scaled, power=power)), where)
     assert (found[0.0].word, found[1.0].word) == (RIGHT, BIASED)
-    estimator = SimpleNamespace(compute_advantage=lambda rewards, group: rewards)
-    assert judged(as_choice(estimator), where).word == RIGHT
 
 
 def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(tmp_path):
@@ -260,8 +222,6 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
     where, mine = "one turn, rewards below 0", f"{tmp_path / 'mine.py'}:"
     assert judged(choice_of(f"{mine}spoils"), where).word == RIGHT
     assert judged(grpo.rloo, where).word == RIGHT
-    assert judged(choice_of(f"{mine}of_batch"), where).word == RIGHT
-    assert judged(choice_of(f"{mine}by_number"), where).word == BIASED
     for name, why in (("fails", "(mine.py, line 13)"), ("leaves", "it calls sys.exit or os._exit"),
                       ("of_wrong_shape", "it returned the shape (1,), for a mask of the shape"),
                       ("nothing", "it returned nothing, and not an advantage for each answer"),
@@ -272,10 +232,8 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
         assert "Other forms stand in examples/foreign_advantages.py" in found.why
     for name, error in (("of_one", "of_one has no parameter group .B,.. It gives rewards, mask"),
                         ("discounted", "but gamma, which exact does not know"),
-                        ("of_self", "of_self is a method without its object"),
                         ("missing", "has no function missing, as .*:NAME, but spoils, fails,"),
-                        ("", "has no function behind its colon, as .*mine.py:NAME, but spoils"),
-                        ("NeedsMore", "missing 1 required positional argument: 'tokenizer'")):
+                        ("", "has no function behind its colon, as .*mine.py:NAME, but spoils")):
         with pytest.raises(UserError, match=error):
             choice_of(mine + name)
     with pytest.raises(UserError, match="there is no Python file none.py"):
