@@ -36,8 +36,8 @@ from torch import Tensor
 
 from lab import gate
 from lab.engine.errors import UserError, did_you_mean_name
-from lab.exact import (ACCEPTED, HEADINGS, RIGHT, Mean, Verdict, as_json, compared, in_words,
-                       of_each_kind, row)
+from lab.exact import (ACCEPTED, HEADINGS, RIGHT, Mean, Verdict, compared, in_words, of_each_kind,
+                       row)
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.worlds import BELOW_0, LONG, THREE, TWO, WORLDS, Kind, Numbers, World, worlds_of
@@ -68,14 +68,13 @@ JUDGED = {*NEUTRAL, *"""num_generations use_bias_correction_kl epsilon epsilon_h
 FLAGS = {
     "trainer": Flag("", "whose configuration it is", choices=("trl",)),
     "seeds": Flag(1, "worlds of each kind", least=1, most=100),
-    "groups": Flag(0, "groups in a batch; 0: as many as can be listed", most=100),
     "drift": Flag(0.1, "how far the first of several optimizer steps moves a log-prob", above=0,
                   most=10),
     "engine": Flag(0.1, "with use_vllm: std of the engine's logits around the trainer's", most=10),
     "reference": Flag(0.5, "with beta: std of the reference's logits around the policy's", most=10),
     "alone": Flag(False, "judge each setting by itself, too"),
     "at_least": Flag(None, "the lowest cosine that is accepted", kind=float, most=1),
-    "json": Flag(False, "print JSON"), "write": Flag("", "a file for a later --baseline"),
+    "write": Flag("", "a file for a later --baseline"),
     "baseline": Flag("", "a file of --write: say what changed, with its status (lab/gate.py)")}
 T = TypeVar("T", bound=Hashable)
 
@@ -83,7 +82,7 @@ T = TypeVar("T", bound=Hashable)
 class Setup(NamedTuple):
     """A configuration, and what TRL does not know of its surroundings."""
     config: Mapping[str, Any]  # fields of GRPOConfig
-    groups: int = 0
+    groups: int = 0            # in a batch; 0: as many as can be listed
     drift: float = 0.1
     engine: float = 0.1
     reference: float = 0.5
@@ -306,19 +305,15 @@ def main(argv: list[str]) -> int:
     for config in [*configs.values()] if args.alone else ():
         configs |= alone(config)
     worlds = worlds_of({"loss_norm": "constant"}, args.seeds, KINDS)
-    if not args.json:
-        print(textwrap.fill(said, 100), "", HEADINGS, sep="\n", flush=True)
+    print(textwrap.fill(said, 100), "", HEADINGS, sep="\n", flush=True)
     verdicts = dict[str, Verdict]()
     for name, config in configs.items():
-        setup = Setup(config, args.groups, args.drift, args.engine, args.reference)
+        setup = Setup(config, 0, args.drift, args.engine, args.reference)
         verdict = verdicts[name] = judge(setup, worlds, name, args.at_least)
-        if not args.json:
-            print(*([] if " alone" in name else of_each_kind(verdict.means)),
-                  row(name, verdict.means, about_means(verdict.means)), sep="\n", flush=True)
-    if args.json:
-        print(as_json(verdicts, each_world=True))
+        print(*([] if " alone" in name else of_each_kind(verdict.means)),
+              row(name, verdict.means, about_means(verdict.means)), sep="\n", flush=True)
     asked = {name: verdict for name, verdict in verdicts.items() if not name.endswith(" alone")}
-    for word, why, *_ in asked.values() if len(asked) == 1 and not args.json else ():
+    for word, why, *_ in asked.values() if len(asked) == 1 else ():
         print(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
     found = {name: verdict.means for name, verdict in asked.items()}
     if args.write:
