@@ -26,7 +26,7 @@ COMMANDS = {
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
     "Is my idea better?": {
-        name: f"tools.{name}" for name in ("idea", "experiment", "compare")},
+        name: f"tools.{name}" for name in ("idea", "experiment", "compare", "speedrun")},
     "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Which tokens have credit?": {"decided": "probes.decided", "score": "tools.score"},
