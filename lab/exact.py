@@ -251,7 +251,7 @@ def judge_in(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
     show_status("")
     if remembers(choice, flags, before):
         return Verdict(NOT_JUDGED, f"{name} remembers: a batch has another gradient in a later "
-                       "call.", means)
+                       "call.", [])
     word, why = in_words(name, means, bool(reasons["fails in"]), at_least)
     if word == BIASED and summary(means)["cosine"] > 1 - 5e-6 and is_short(choice, flags, worlds):
         word, why = ROUNDED, (f"{name} is right on average but for its numbers of 16 bits, with a "
@@ -411,6 +411,7 @@ def main(argv: list[str]) -> int:
         gate.write(Path(args.write), found)
     if args.baseline:
         said, status = gate.compare(Path(args.baseline), found)
+        said += [one.why for one in verdicts.values() if one.word == NOT_JUDGED]
         print(*said, sep="\n")
         return status
     if args.json:

@@ -34,12 +34,12 @@ def write(path: Path, found: Found) -> None:
 
 def as_numbers(found: Found) -> dict[str, dict[str, Numbers]]:
     """JSON has no infinity, so there it is null."""
-    numbers: dict[str, dict[str, Numbers]] = {}
+    numbers: dict[str, dict[str, Numbers]] = {name: {} for name in found}
     for name, means in found.items():
         for mean in means:
             values = {one: getattr(mean, one) for one in LEAST}
             finite = {one: value if math.isfinite(value) else None for one, value in values.items()}
-            numbers.setdefault(name, {})[mean.key] = {"world": mean.world, **finite}
+            numbers[name][mean.key] = {"world": mean.world, **finite}
     return numbers
 
 
@@ -62,7 +62,7 @@ def changes(name: str, old: Mapping[str, Numbers], new: Mapping[str, Numbers]
             ) -> tuple[list[str], int]:
     """Sentences about one method, each with the world where most changed, and the status."""
     both = [key for key in old if key in new]
-    if len(both) < max(len(old), len(new)):
+    if not both or len(both) < max(len(old), len(new)):
         said = f"{name}: of {len(old)} worlds of the baseline {len(both)} were judged now"
         return [f"{said}. --write makes another one."], 2
     sentences, status = [], 0

@@ -471,12 +471,13 @@ def test_a_baseline_tells_what_became_worse_and_in_which_world(tmp_path, capsys,
     lab([*exact, "--baseline", str(stored)])
     assert "the length was 0.5000, and is 1.5000" in capsys.readouterr().out
     for old, new, said in (
+            ("return rewards", "return rewards[9]", "(mine.py, line 4)"),  # it fails everywhere
             ("return rewards", "return rewards.clamp(max=2)", "to 6. In 1 of 2 worlds"),
             ("- torch", "- 0 * torch", "the noise was")):
         file.write_text(BASELINE.replace(old, new))
         with pytest.raises(SystemExit) as stopped:
             lab([*exact, "--baseline", str(stored)])
-        assert stopped.value.code == 1 and said in capsys.readouterr().out
+        assert stopped.value.code == 1 + ("line" in said) and said in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
         lab([*exact[:-1], "2", "--baseline", str(stored)])
     assert stopped.value.code == 2
