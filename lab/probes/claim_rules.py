@@ -241,15 +241,16 @@ class Evidence:
         raise CannotBeSeen(f"needs a run with --mitigation {weightings[0]}")
 
     def pair_of(self, *weightings: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """(steps,) success and norm in a run with one of these weightings and in a plain one, over
-        the steps that both have. They have the same seed, and differ in nothing else."""
+        """(steps,) success, nan if it is not told, and norm in a run with one of these weightings
+        and in a plain one, over the steps that both have. They differ in nothing else."""
         mine, plain = self.arm(*weightings), self.arm("none")
         if others := different_settings(mine, plain):
             raise CannotBeSeen(f"the two runs also differ in {others}, so they are no pair")
         lines = [{line["step"]: line for line in run.metrics} for run in (mine, plain)]
         steps = sorted(set.intersection(*map(set, lines)))
-        return tuple({name: np.array([known[step][name] or 0 for step in steps], float)
-                      for name in ("success", "gradient_norm")} for known in lines)
+        values = [{name: np.array([known[step][name] for step in steps], float)
+                   for name in ("success", "gradient_norm")} for known in lines]
+        return tuple(one | {"gradient_norm": np.nan_to_num(one["gradient_norm"])} for one in values)
 
     def of_model(self, measure: Callable[[Policy, "Evidence"], Any],
                  policy: Policy | None = None) -> Any:

@@ -12,7 +12,8 @@ from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, REAL, REAL
                                     THRESHOLDS, TINY, CannotBeSeen, Evidence, Found, above, below,
                                     claim, decided, mean_ratio, pair, stored, stored_gain,
                                     stored_results, together, tokens_of)
-from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens, z_scores
+from lab.probes.run_tokens import (CLASSES, FILLER, REASONING, UNITS, RunTokens,
+                                   has_advantages_of_grpo, z_scores)
 
 BOARDS = "lab/reports/board.md, lab/reports/real_board.md"
 
@@ -223,6 +224,8 @@ def chicken_and_egg(seen: Evidence) -> Found:
     weights rest on nothing: the share that it explains of each new batch's advantages, over the
     last fifth of the steps."""
     run, explained = seen.arm("learned_importance"), []
+    if not has_advantages_of_grpo(run):
+        raise CannotBeSeen("its network did not learn from GRPO's advantages")
     for step in run.steps[-max(2, len(run.steps) // 5):]:
         answers = read_step(run.folder, step).answers
         size = np.square(np.nan_to_num(z_scores(answers))).mean()

@@ -10,6 +10,7 @@ import torch
 from conftest import credit_columns, refusal, write_log
 from known_runs import ids_of, make, write_run
 from logs import random_log
+from runs import edit_config
 
 import lab.run as lab_run
 from lab.__main__ import main
@@ -296,6 +297,7 @@ def test_norms_of_two_runs_are_compared_by_intervals_over_the_same_steps(tmp_pat
         other = run(name, [2, 4, 2, 4], success)
         found = found_in(plain, "small_norm_breaks", other)
         assert found.verdict == verdict and found.figure.startswith("-3.000 (-3.000 to -3.000)")
+    assert found_in(plain, "small_norm_breaks", run("untold", [2] * 4, None)).verdict == CANNOT
     assert found_in(plain, "steadier_norm", other).figure.startswith("2.00 (")
 
 
@@ -343,6 +345,8 @@ def test_a_lower_temperature_and_what_a_learned_importance_explains_by_hand(tmp_
         run = write_log(tmp_path / f"{loss}", steps, {"mitigation": "learned_importance"}, lines)
         found = found_in(run, "chicken_and_egg")
         assert found.verdict == verdict and found.figure.startswith(f"{1 - loss:.2f} (")
+    edit_config(run, advantage="dr_grpo")  # whose numbers are smaller, and so is the loss
+    assert found_in(run, "chicken_and_egg").verdict == CANNOT
 
 
 def test_a_verdict_that_turned_with_the_seed_holds_in_one_reading():
