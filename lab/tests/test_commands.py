@@ -114,6 +114,7 @@ TINY = ROOT / "models/tiny"
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
     ("idea", "the name of a weighting or an advantage, --set, or --against COMMIT"),
+    ("score none.py:f --strength 2", "unknown argument --strength"),
     ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
     ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     ("idea none", "none is plain GRPO, with which an idea is compared"),

@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
     typed: Json = {}
     args = read(argv, "python -m lab score [NAME | FILE.py:NAME | FILE.jsonl] [flags]", __doc__,
                 FLAGS, {"[NAME]": "what is scored"}, others=typed)
-    if typed and not args.name:
+    if typed and (not args.name or args.name.endswith(".jsonl") or ":" in args.name):
         raise unknown_argument(f"--{min(typed)}", [*FLAGS])
     with open(args.data, encoding="utf-8") as file:
         every = [json.loads(line) for line in file]
