@@ -88,6 +88,9 @@ def main(argv: list[str]) -> None:
     own = read(argv, "python -m lab idea NAME [flags of NAME, of lab train, or of this list]",
                __doc__, FLAGS, {"[NAME]": "a weighting or an advantage. It comes first. "
                                 "`lab train --help NAME` describes it and its flags"}, others=typed)
+    if own.screen and (own.against or own.set):
+        raise UserError("--screen measures the first step of a NAME, and not of other settings or "
+                        "files: leave --screen out to train them")
     if own.against:
         if own.name:
             typed |= {axis_of(own.name): own.name}

@@ -97,6 +97,7 @@ def test_settings_can_be_the_idea(tmp_path, monkeypatch, capsys):
                         ("max_number=9", "--set max_number: all arms have the same task")):
         assert said in refusal(main, ["--set", typed, *argv])
     assert "give one of these" in refusal(main, ["span", "--set", "epochs=2", *argv])
+    assert "--screen measures" in refusal(main, ["--set", "epochs=2", "--screen", *argv])
 
 
 def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, monkeypatch, capsys):
