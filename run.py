@@ -202,7 +202,7 @@ class Run:
         is_lost = made > 0 and not (self.folder / "checkpoints").exists()
         while found and (damage := damage_of(found[max(found)])):
             is_lost = len(found) == 1
-            say(f"{found.popitem()[1]} is damaged, so the run does not go on from it: {damage}")
+            say(f"{found.pop(max(found))} is damaged, so the run does not go on from it: {damage}")
         if not found and (is_lost or made > (s.checkpoint_every or s.steps)):
             raise UserError(f"{s.out} has {made} steps on record, and no checkpoint to go on from")
         self.done = max(found, default=0)
