@@ -126,8 +126,8 @@ def main(argv: list[str]) -> None:
     if typed and (not args.name or args.name.endswith(".jsonl") or ":" in args.name):
         raise unknown_argument(f"--{min(typed)}", [*FLAGS])
     with open(args.data, encoding="utf-8") as file:
-        every = [json.loads(line) for line in file]
-    lines = [line for line in every if line["of"] == args.of]
+        every = sorted(map(json.loads, file), key=lambda line: (line["problem"], line["answer"]))
+    lines = [line for line in every if line["of"] == args.of]  # as batches_of makes groups
     if not lines:
         raise UserError(f"--of {args.of}: {args.data} has {sorted({x['of'] for x in every})}")
     policy = load_policy(make_settings({"model": args.model, "threads": 1}))
