@@ -4,9 +4,9 @@
     python -m lab speedrun my_change.patch     # judge a change: about ten minutes on two cores
 
 A patch is what `git diff` writes, below two lines: the idea in one sentence, and `class: any task`
-or `class: this task`. It may change any file but the judge's, and adds at most 60 lines. A copy of
-the project with the patch is trained with lab/recipes/fast.json, so a patch of this recipe changes
-settings. docs/reference/speedrun.md has the rules.
+or `class: this task`. It may change any file but the judge's, and adds at most 60 lines that are
+not blank. A copy of the project with the patch is trained with lab/recipes/fast.json, so a patch of
+this recipe changes settings. docs/reference/speedrun.md has the rules.
 
 1. Eight seeds follow from the patch. With each of them ten steps of the default run, the standing
    record and the patch are trained, in turns.
@@ -36,7 +36,7 @@ from lab.analysis.statistics import mean_over, percentile
 from lab.analysis.tables import Row, Table, by_row
 from lab.engine.errors import PROJECT, UserError
 from lab.harness.flags import Flag, read
-from lab.harness.record import Json
+from lab.harness.record import Json, provenance
 from lab.harness.screen import python_command, say
 from lab.judged_task import is_judged, judged_problems
 from lab.tools.arms import not_copied
@@ -80,7 +80,7 @@ class Patch(NamedTuple):
 
     def refuse_breaches(self) -> None:
         changed = re.findall(r"^\+\+\+ b/(.*)$", self.text, re.M)
-        added = re.findall(r"^\+(?!\+\+ )", self.text, re.M)
+        added = re.findall(r"^\+(?!\+\+ ).*\S", self.text, re.M)
         wrong = [f"it changes {name}, which is the judge's" for name in changed
                  if name.startswith(JUDGES)]
         if self.of_class not in CLASSES:
@@ -156,7 +156,7 @@ def judge(patch: Patch, runs: Path, processes: int, command: str) -> Json:
     if failed.keys() - {"patch"}:
         raise UserError("; ".join(failed.values()))
     line: Json = {"patch": patch.name, "idea": patch.idea, "class": patch.of_class,
-                  "record": other.name, "seeds": patch.seeds, "success": [], "of_record": [],
+                  "commit": provenance()["git_commit"], "record": other.name, "seeds": patch.seeds, "success": [], "of_record": [],
                   "share": None}
     if failed:
         return line | {"verdict": f"void: {failed['patch']}"}
