@@ -10,8 +10,7 @@ how reward and success part:
 
     python -m lab train --task examples.hackable --questions 8 --answers 8 --steps 60
 
-Before training, `python -m lab preflight --task examples.hackable` says what an answer that
-ignores the task would earn. The defaults below suit models/tiny.
+The defaults below suit models/tiny.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab train --task examples.hackable")

@@ -21,8 +21,7 @@ except KeyboardInterrupt:  # these take seconds
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "How do I train with LoRA, or on a task of my own?": {"train": "run"},
-    "Will it learn?": {"try": "tools.try_task", "preflight": "tools.preflight",
-                       "warmup": "tools.warmup"},
+    "Will it learn?": {"try": "tools.try_task", "warmup": "tools.warmup"},
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
     "Is my idea better?": {
@@ -34,7 +33,7 @@ COMMANDS = {
         name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
-JUDGES = ("preflight", "diagnose", "exact", "formula")  # their status 1 is a verdict, so 2 an error
+JUDGES = ("try", "diagnose", "exact", "formula")  # their status 1 is a verdict, so 2 an error
 
 
 def main(argv: list[str]) -> None:

@@ -12,8 +12,9 @@ from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READIN
                                     correlation, decided, difference_of_means, mean_difference,
                                     stored, stored_gain, together)
 from lab.probes.run_tokens import FILLER, REASONING, t_numbers
-from lab.tools.prospects import mean_scores, rule_of
 
+NUMBER = re.compile("[0-9]+")
+PLACE = re.compile("\0([0-9]+)\0")  # a place in a rule; no answer has this character
 POLICY_GRADIENT = "docs/reference/policy_gradient.md#which-tokens-get-a-large-gradient"
 
 
@@ -238,7 +239,7 @@ def filler_is_wasted(seen: Evidence) -> Found:
 
 
 @claim(1, "It learns: success rises from 0% to 15%", "0.00; 0.15",
-       "python analyze.py RUN; lab preflight")
+       "python analyze.py RUN; lab/results/blind.txt")
 def it_learns(seen: Evidence) -> Found:
     """Held-out success at the end minus at the start, and the success of the best answer that
     ignores the problem. Of 128 of the notes' problems one such answer, a - b + c - d, solves 16
@@ -278,8 +279,22 @@ def best_blind_answer(seen: Evidence) -> float | None:
     best = 0.0
     for rule, _ in rules.most_common(20):
         answer = f" </think>\n<answer>{rule}</answer><|im_end|>"
-        best = max(best, mean_scores(answer, held_out, task.score)["answer"])
+        best = max(best, float(np.mean([task.score(problem, by_rule(answer, shown))["answer"]
+                                        for problem, shown in held_out])))
     return best
+
+
+def rule_of(text: str, problem: str) -> str:
+    """The answer as a rule: each number that the problem has stands there by its place in it."""
+    numbers = NUMBER.findall(problem)
+    return NUMBER.sub(lambda found: f"\0{numbers.index(found[0])}\0"
+                      if found[0] in numbers else found[0], text)
+
+
+def by_rule(rule: str, problem: str) -> str:
+    """The answer that the rule gives to another problem, without having looked at it."""
+    numbers = NUMBER.findall(problem)
+    return PLACE.sub(lambda found: (numbers[int(found[1]):] or [""])[0], rule)
 
 
 @claim(1, "Answers become concise, a sign of learning", "183; 42 tokens",

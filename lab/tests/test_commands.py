@@ -99,9 +99,9 @@ def test_a_number_beyond_its_bounds_ends_a_command_and_the_bounds_do_not(name):
             check_value(flag, value, free)
 
 
-@pytest.mark.parametrize("name", sorted(FLAGS.keys() - {"formula", "preflight"}))
+@pytest.mark.parametrize("name", sorted(FLAGS.keys() - {"formula", "try"}))
 def test_what_is_no_flag_is_told(name):
-    """preflight takes a long way: it asks train.py, too; formula has a parser of its own."""
+    """try takes a long way: it asks train.py, too; formula has a parser of its own."""
     said = refusal(overview.main, [name, *PLACES.get(name, []), "--nonsense=1"])
     assert re.search("unknown argument --nonsense|--nonsense 1|nonsense", said)
 
@@ -111,8 +111,7 @@ TINY = ROOT / "models/tiny"
 
 @pytest.mark.parametrize("typed, said", [
     # a flag that would be read and ignored; the same flag where it has an effect is taken
-    ("preflight --out x", "--out has no effect, because nothing is trained or written"),
-    ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
+    ("try --out x", "--out has no effect, because nothing is kept"),
     ("idea", "the name of a weighting or an advantage, --set, or --against COMMIT"),
     ("score none.py:f --strength 2", "unknown argument --strength"),
     ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
@@ -143,7 +142,7 @@ TINY = ROOT / "models/tiny"
     ("train --task gsm8k", "examples.hackable, examples.higher_lower, examples.own_reward, exam"),
     ("train --loss_type dr_grpo", "--loss_norm constant with --advantage dr_grpo is its dr_grpo"),
     ("train --task examples.question_answer --data a.csv", "only lines of JSON and .parquet are"),
-    ("bord", "there is no command bord, only train, try, preflight")])
+    ("bord", "there is no command bord, only train, try, warmup")])
 def test_wrong_commands(recorded, typed, said):
     """Each ends in one sentence before anything is measured; an @ is a blank within a word."""
     named = {"RUN": str(recorded), "TINY": str(TINY)}

@@ -340,8 +340,8 @@ CHECKS = (
           any_of(gap_of_engines=lambda gap: gap.start > 0.025 or gap.end > 0.025),
           OTHER_LOG_PROBS),
     Check(17, "The answers ignore the problem: one for all is right where it happens to be",
-          blind, "read answers to different problems; python -m lab preflight names the best "
-          "blind answer", True),
+          blind, "read answers to different problems; python -m lab claims names the success of "
+          "the best blind answer", True),
     Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
           "the same run with a fifth of the learning rate; and read answers to different problems",
           True),
@@ -355,15 +355,14 @@ CHECKS = (
     Check(4, "The problems are too easy, and nothing is left to learn", too_easy,
           "the same run with harder problems"),
     Check(3, "The problems are too hard or too easy, or the groups too small", dead_groups,
-          "python -m lab preflight: it says which size of group would have different rewards"),
+          "python -m lab try says before training in how many groups rewards differ"),
     Check(6, "The model goes astray: the rate is too high, or nothing holds it", ASTRAY, TENTH,
           True),
     Check(9, "The reward pays for something else than you may want",
           PAID_FOR_SOMETHING_ELSE,
           "the same run with the reward of being right alone"),
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
-          "read ten answers of the last steps; and ask python -m lab preflight what an answer "
-          "that ignores the problem earns"),
+          "read ten answers of the last steps"),
     Check(18, "The agent stops using its tool, or ends after a turn",
           unless_it_gains(any_of(turns=fewer_turns)),
           "read ten answers of the last steps; and pay an answer that used the tool, or check "

@@ -12,18 +12,30 @@ training that is planned.
 
 It shows prompts as the model reads them, an answer to each with its reward, and then makes one step
 of the training in a folder that is removed: how many groups have different rewards, its seconds and
-its memory. Of a large model the step has two problems, and its seconds are counted up. The last
-line is the command that trains. `lab preflight` takes longer, and says what will be learned.
+its memory. Of a large model the step has two problems, and its seconds are counted up. Then it says
+whether GRPO will learn, from groups of untrained answers to more problems:
+
+    learns                  enough groups have answers with different rewards, because some are
+                            right and some are wrong
+    learns the form only    the rewards differ, but not because an answer is right
+    cannot                  hardly a group has answers with different rewards
+    pays by chance          a blank or a word more, and an answer's reward is another: as by a hash
+
+The learning rate is not part of the verdict. The last line is the command that trains. The exit
+status is 0 if it learns, 1 at another verdict, and 2 if there is none.
 """
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.engine.policy import derived_seed
-from lab.engine.rollouts import Rollouts
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts, has_turns
 from lab.engine.tokens import without_earlier_turns
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
@@ -31,13 +43,19 @@ from lab.harness.flags_elsewhere import ELSEWHERE, INSTEAD
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import OPTIONS, LabSettings, make_settings
+from lab.harness.tasks import score_again
+from lab.tools.prospects import LEARNS, Group, verdict
 from run import read_lines
 
 SHOWN = 3            # prompts
 LONGEST = 1500       # characters of a prompt or an answer that are shown
 FEW_PROBLEMS = 2     # of the step of a large model
-FLAGS = {"trl": Flag(None, "a file of JSON with the fields of TRL's GRPOConfig. Those that mean a "
-                           "flag here are taken, and of the others it is said what there is")}
+WITH_MORE = 16       # answers to a problem that are scored again with a blank or a word more
+WORD = "so"          # before an answer it leaves what is answered as it is
+FLAGS = {"problems": Flag(32, "problems to which groups of answers are sampled for the verdict",
+                          least=4, most=10_000),
+         "trl": Flag(None, "a file of JSON with the fields of TRL's GRPOConfig. Those that mean a "
+                     "flag here are taken, and of the others it is said what there is")}
 FOR_TRL: dict[tuple[str, object], Json] = {  # values of fields that are named otherwise here
     ("loss_type", "grpo"): {"loss_norm": "sequence"},
     ("loss_type", "dapo"): {"loss_norm": "token"},
@@ -51,7 +69,8 @@ FOR_TRL: dict[tuple[str, object], Json] = {  # values of fields that are named o
     ("bf16", True): {"dtype": "bfloat16"}}
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
+    """Print what was seen, and return the exit status."""
     asked: Json = {}  # flags of lab train
     own = read(argv, "python -m lab try [TASK] [flags of lab train]", __doc__, FLAGS,
                {"[TASK]": "a file, or reasoning-gym:NAME"}, others=asked)
@@ -60,21 +79,25 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--{name} has no effect, because nothing is kept")
     of_config = flags_of_config(Path(own.trl)) if own.trl else {}
     planned = flags_of_task(own.task) | of_config | asked
-    settings = make_settings(planned)
+    settings = make_settings(planned, beside=FLAGS)
     policy = load_policy(settings)
     problems = policy.task.training_problems(settings.seed, 1, settings.questions)[:SHOWN]
     show_status("answers are sampled")
     batch = policy.ask(problems, 1, derived_seed("try", settings.seed))
     show_answers(batch, [policy.task.prompt_for(problem) for problem in problems])
+    word, reason = verdict(sampled_groups(policy, settings, own.problems), settings.questions,
+                           policy.task.knows_success)
     is_large = policy.model.is_large
     del policy  # the step below needs its memory
     questions = min(FEW_PROBLEMS, settings.questions) if is_large else settings.questions
     line = one_step(planned, questions)
-    say("\n".join(about_step(line, settings, questions)))
+    say("\n".join([*about_step(line, settings, questions),
+                   textwrap.fill(f"{word.upper()}: {reason}", 100)]))
     words = [word for name, value in settings.typed.items()
              for word in (f"--{name}", typed(value))]
     config = ["--config", asked["config"]] if "config" in asked else []
     say(f"\nTo train: {python_command('-m', 'lab', 'train', *config, *words)}")
+    return int(word != LEARNS)
 
 
 # ------------------------------------------------------------------- what is asked for
@@ -150,6 +173,33 @@ def indented(text: str) -> str:
     return textwrap.indent(shown, "  | ", lambda line: True)
 
 
+def sampled_groups(policy: Policy, s: LabSettings, count: int) -> list[Group]:
+    """Groups of answers to the problems of the first steps, without any training."""
+    groups = list[Group]()
+    for step in range(1, 1 + -(-count // s.questions)):
+        show_status(f"sampled answers to {len(groups)} of {count} problems")
+        problems = policy.task.training_problems(s.seed, step, s.questions)
+        batch = policy.ask(problems, s.answers, derived_seed("groups", s.seed, step))
+        if step == 1 and not score_again(batch, policy.task, s.task, policy.environment):
+            raise UserError("a reward that changes from one scoring to the next cannot be judged")
+        for number, problem in enumerate(problems):
+            rows = (batch.group == number).cpu()
+            reward, right = (column.cpu()[rows].double().numpy()
+                             for column in (batch.reward, batch.scores["answer"]))
+            texts = [batch.answers[row] for row in rows.nonzero().flatten().tolist()]
+            more = [] if has_turns(policy.task) else with_more(policy, problem, texts, reward)
+            groups.append(Group(reward, right, np.array(more).reshape(-1, 3)))
+    return groups
+
+
+def with_more(policy: Policy, problem: Any, texts: list[str], rewards: np.ndarray
+              ) -> list[list[float]]:
+    """The rewards of different answers, and those with a blank behind or a word before them."""
+    return [[reward, *(float(policy.task.score(problem, more)["reward"])
+                       for more in (f"{text} ", f"{WORD} {text}"))]
+            for text, reward in [*dict(zip(texts, rewards)).items()][:WITH_MORE]]
+
+
 def one_step(planned: Json, questions: int) -> Json:
     """The line in metrics.jsonl of a first step, in a process of its own."""
     show_status("one step is made")
@@ -179,8 +229,4 @@ def about_step(line: Json, s: LabSettings, questions: int) -> list[str]:
     said.append(f"A step takes about {seconds:.0f} s{counted}, so {s.steps} steps take about "
                 f"{max(1, round(seconds * s.steps / 60))} min, without evaluations. At most "
                 f"{(line['peak_memory_bytes'] or 0) / 1e9:.1f} GB of memory were taken.")
-    if not spread:
-        said.append("Such a step teaches nothing, because a token's advantage is its answer's "
-                    "reward minus the mean of its group. python -m lab preflight says whether more "
-                    "answers would help, and docs/reference/your_own_task.md what else does.")
     return [textwrap.fill(sentence, 100) for sentence in said]

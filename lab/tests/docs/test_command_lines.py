@@ -136,7 +136,7 @@ def take_by_tool(name, places, flags):
     others = own_checked(flags, vars(importlib.import_module(MODULES[name])).get("FLAGS", {}))
     methods = [(axis, place) for axis, choices in METHODS.items() for place in places
                if place in choices]
-    if name in ("idea", "preflight", "try"):
+    if name in ("idea", "try"):
         take_by_run(others | dict(methods if name == "idea" else []))
         return
     of_methods = {flag for axis, method in methods for flag in flags_of(METHODS[axis][method])}

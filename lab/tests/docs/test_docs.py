@@ -174,13 +174,11 @@ import importlib, json, sys
 from dataclasses import replace
 import train  # fills the lists of choices
 from lab.__main__ import MODULES
-from lab.tools import pass_at_k, preflight, warmup
+from lab.tools import pass_at_k, try_task, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
-preflight.NOT_ASKED = 8
-for flags, name, few in ((pass_at_k.FLAGS, "problems", 4), (preflight.FLAGS, "problems", 4),
-                         (preflight.FLAGS, "answers", 16)):  # usually thousands of answers
-    flags[name] = replace(flags[name], default=few)
+for flags in (pass_at_k.FLAGS, try_task.FLAGS):  # usually hundreds of answers
+    flags["problems"] = replace(flags["problems"], default=4)
 for words in json.loads(sys.argv[1]):
     print(*words)
     if "--credit" in words:  # continuations, of which the pages take thousands

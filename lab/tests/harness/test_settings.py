@@ -23,7 +23,7 @@ from lab.harness.build import unpaid_parts
 from lab.engine.declared import Positive, Range
 from lab.harness.flags import Flag, check_value, flags_of, option, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
-from lab.tools import preflight, warmup
+from lab.tools import try_task, warmup
 
 GUESS = "examples.guess"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
@@ -422,7 +422,7 @@ def test_what_the_book_trains_with_the_tools_of_the_lab_can_read(argv, tmp_path)
 
 
 def test_what_is_said_of_the_flags_of_other_programs_names_flags_of_ours():
-    ours = {*OPTIONS, *flags_of(Task), *preflight.FLAGS}
+    ours = {*OPTIONS, *flags_of(Task), *try_task.FLAGS}
     named = {*ELSEWHERE.values(), *re.findall(r"--(\w+)", " ".join(INSTEAD.values()))}
     assert named <= ours and not ours & {*ELSEWHERE, *INSTEAD}
 

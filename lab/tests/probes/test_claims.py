@@ -25,7 +25,7 @@ from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NO
                                     mean_difference, mean_ratio, stored, stored_gain,
                                     stored_results, together)
 from lab.probes.claims_of_rank import hoyer, weight_of_problem
-from lab.probes.claims_of_tokens import best_blind_answer
+from lab.probes.claims_of_tokens import best_blind_answer, by_rule, rule_of
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 STEP = {"success": 0.5, "length": 9.0, "gradient_norm": 0.2}
@@ -43,7 +43,7 @@ def test_every_claim_has_a_sentence_a_note_and_a_page_that_exists():
             assert (PROJECT / word).exists(), word
     for claim in CLAIMS:
         for command in re.findall(r"lab (\w+)", claim.more):
-            assert command in ("notes", "decided", "exact", "preflight", "experiment")
+            assert command in ("notes", "decided", "exact", "experiment")
     assert all(reason for _, reason in THRESHOLDS.values())
 
 
@@ -385,6 +385,13 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
     assert re.findall(r"^- (\w+)\. ", capsys.readouterr().out, flags=re.M) == [
         "one_advantage", "becomes_sparser"]
     assert "no claim has such a name" in refusal(main, ["claims", run, "--only", "luck"])
+
+
+def test_a_rule_answers_another_problem_without_looking_at_it():
+    rule = rule_of("10 * ( 8 - 2 )", "10 8 2 make 60")
+    assert by_rule(rule, "4 5 6 make 9") == "4 * ( 5 - 6 )"
+    assert by_rule(rule_of("7", "1 2 make 3"), "4 5 make 9") == "7"  # of no problem: it stays
+    assert by_rule(rule, "4 5") == "4 * ( 5 -  )"  # it has no third number
 
 
 def test_the_best_blind_answer_of_a_run_is_asked_on_held_out_problems(recorded):

@@ -1,12 +1,17 @@
-"""Trying a task: what is shown is what the training gets, and the command trains so."""
+"""Trying a task: what is shown is what the training gets, the command trains so, and the verdict
+follows from the rewards, by hand."""
 import json
 import re
+import zlib
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from conftest import refusal
 from lab.harness.settings import make_settings
 from lab.tools import try_task
+from lab.tools.prospects import (CANNOT, CHANCE, FORM, LEARNS, Group, paid_for_being_right, verdict)
 from lab_runs import run
 from runs import lines
 
@@ -14,7 +19,7 @@ SMALL = ["--questions", "3", "--answers", "4", "--max_new_tokens", "48", "--thre
 
 
 def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
-    try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2"])
+    assert try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     words = said.partition("To train: python -m lab train ")[2].split()
     run(*words, "--steps", 1, "--eval_every", 0, "--out", tmp_path / "run")
@@ -54,3 +59,66 @@ def test_a_model_without_words_names_one_that_has_them(tmp_path):
     rows = [json.dumps({"question": f"What is {n} and {n}?", "answer": 2 * n}) for n in range(20)]
     path.write_text("\n".join(rows))
     assert "--model takes one that knows words" in refusal(try_task.main, [str(path)])
+
+
+def groups(count, reward, right=None, more=()):
+    """So many equal groups of answers."""
+    return [Group(np.array(reward, float), np.array(reward if right is None else right, float),
+                  np.array(more, float).reshape(-1, 3))] * count
+
+
+def test_how_much_of_the_rewards_being_right_explains():
+    """Rewards 1, 0, 0, 0.5, of which the first alone is right. Around the mean 0.375 the squares
+    add up to 0.6875, those of right or not to 0.75, and the products to 0.625."""
+    assert paid_for_being_right(groups(3, [1, 0, 0, 0.5], [1, 0, 0, 0])) == pytest.approx(
+        0.625 ** 2 / (0.6875 * 0.75))
+    assert paid_for_being_right(groups(3, [1, 0], [0, 1])) == 0
+
+
+@pytest.mark.parametrize("sampled, knows_success, word, reason", [
+    (groups(32, [0.0] * 4), True, CANNOT, "in 0 of 32 groups of 4 answers the rewards differ, which"
+     " is 0.0 in a step of 8. In the other groups every advantage is 0. Larger groups"),
+    (groups(1, [0, 1.0]) + groups(31, [1.0, 1.0]), True, CANNOT, "98% of the answers are right"),
+    (groups(2, [0, 1.0]) + groups(30, [0, 0.0]), True, LEARNS, "0.5 in a step of 8, 0.5 of them"),
+    (groups(16, [0.1, 0, 0.1, 0], [0, 0, 0, 0]), True, FORM, "but hardly ever because one answer"),
+    (groups(16, [1, 0, 1, 0], [0, 1, 0, 1]), True, FORM, "or being right is not paid"),
+    (groups(16, [1, 0, 1, 0], [1, 1, 0, 0]), True, FORM, "or being right is not paid"),
+    (groups(16, [1, 0, 1, 0], [0, 0, 0, 0]), False, LEARNS, "does not say which answers are right"),
+])
+def test_the_word_of_a_task_and_the_reason_for_it(sampled, knows_success, word, reason):
+    found, said = verdict(sampled, 8, knows_success)
+    assert found == word and reason in said
+
+
+def test_a_reward_that_a_blank_or_a_word_more_changes_pays_by_chance():
+    """60 answers: the other reward follows from the first, whatever it is worth, or it does not. If
+    one in sixty is paid beside a word, the word broke the others' form."""
+    rewards = [float(n % 3 == 0) for n in range(60)]
+    twice, chance = [2 * reward for reward in rewards], [float(n % 2) for n in range(60)]
+    for blank, more, word in ((twice, twice, LEARNS), ([0.0] * 60, [0.0] * 60, LEARNS),
+                              (twice, [0.0] * 59 + [1.0], LEARNS), (chance, twice, CHANCE),
+                              (twice, chance, CHANCE)):
+        found, said = verdict(groups(1, rewards, more=[*zip(rewards, blank, more)]), 8, True)
+        assert found == word
+    assert "(their correlation is +0.00)" in said
+
+
+def test_a_hash_of_the_words_is_noise_whatever_blanks_are_between_them():
+    """A reward of the last word is none."""
+    for reward, word in ((lambda text: zlib.crc32("".join(text.split()).encode()) % 2, CHANCE),
+                         (lambda text: text.split()[-1] in "1234", LEARNS)):
+        policy = SimpleNamespace(task=SimpleNamespace(
+            score=lambda problem, text: {"reward": float(reward(text))}))
+        sampled = []
+        for first in range(0, 200, 10):
+            texts = [f"{n} makes {n % 9}" for n in range(first, first + 10)]
+            paid = np.array([float(reward(text)) for text in texts])
+            more = try_task.with_more(policy, "", texts, paid)
+            assert all(one == blank for one, blank, _ in more)
+            sampled += groups(1, paid, more=more)
+        assert verdict(sampled, 8, True)[0] == word
+
+
+def test_a_reward_that_changes_from_one_scoring_to_the_next_is_not_judged(monkeypatch):
+    monkeypatch.setattr(try_task, "score_again", lambda *_: False)
+    assert "from one scoring to the next cannot" in refusal(try_task.main, SMALL)

@@ -8,7 +8,7 @@ from lab.analysis.answers import answer_of
 from lab.analysis.run_folders import Run
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import load_tokenizer
-from lab.tools import follow, preflight, sample
+from lab.tools import follow, sample, try_task
 from lab.analysis import shading as terminal
 
 GUESSER = str(ROOT / "models/guesser")
@@ -53,12 +53,6 @@ def test_follow_shows_replies_in_their_place(played, capsys):
     assert "--credit 1000" not in capsys.readouterr().out
 
 
-def test_preflight_tries_no_turns_on_another_problem(capsys):
-    preflight.main(["--model", GUESSER, "--problems", "8", "--answers", "16"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "an environment replies, so that no answer can be tried" in said and "LEARNS: " in said
-
-
 def test_a_game_is_played_for_a_person(capsys, monkeypatch):
     sample.main([GUESSER, "5", "--answers", "8"])
     printed = capsys.readouterr().out
@@ -71,7 +65,7 @@ def test_a_game_is_played_for_a_person(capsys, monkeypatch):
         "<38;5;245> big</><1>.</>")
 
 
-def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, undrawn):
+def test_what_turns_are_paid_is_on_the_page_and_the_task_is_tried(tmp_path, capsys, undrawn):
     """The price of a guess, at the end of each turn that no right one ends."""
     flags = ["--model", GUESSER, "--task", "lab.tests.paid_guess", "--questions", "2"]
     train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",
@@ -85,6 +79,5 @@ def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, u
     analyze.main([str(tmp_path / "run")])
     assert '"paid":[' in (tmp_path / "run/analysis/page.html").read_text()
     capsys.readouterr()
-    preflight.main([*flags, "--problems", "4", "--answers", "16"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "how often they are reached, and what they are paid then: turn 1 100% (" in printed
+    assert try_task.main([*flags, "--problems", "4", "--answers", "16"]) == 0
+    assert "LEARNS: in 4 of 4 groups of 16 answers the rewards differ" in capsys.readouterr().out
