@@ -156,8 +156,8 @@ def judge(patch: Patch, runs: Path, processes: int, command: str) -> Json:
     if failed.keys() - {"patch"}:
         raise UserError("; ".join(failed.values()))
     line: Json = {"patch": patch.name, "idea": patch.idea, "class": patch.of_class,
-                  "commit": provenance()["git_commit"], "record": other.name, "seeds": patch.seeds, "success": [], "of_record": [],
-                  "share": None}
+                  "commit": provenance()["git_commit"], "record": other.name,
+                  "seeds": patch.seeds, "success": [], "of_record": [], "share": None}
     if failed:
         return line | {"verdict": f"void: {failed['patch']}"}
     for kind, name in (("patch", "success"), ("record", "of_record")):
