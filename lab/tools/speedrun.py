@@ -5,8 +5,8 @@
 
 A patch is what `git diff` writes, below two lines: the idea in one sentence, and `class: any task`
 or `class: this task`. It may change any file but the judge's, and adds at most 60 lines that are
-not blank. A copy of the project with the patch is trained with lab/recipes/fast.json, so a patch of
-this recipe changes settings. docs/reference/speedrun.md has the rules.
+not blank. A copy of the last commit with the patch is trained with lab/recipes/fast.json, so a
+patch of this recipe changes settings. docs/reference/speedrun.md has the rules.
 
 1. Eight seeds follow from the patch. With each of them ten steps of the default run, the standing
    record and the patch are trained, in turns.
@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -39,7 +38,7 @@ from lab.harness.flags import Flag, read
 from lab.harness.record import Json, provenance
 from lab.harness.screen import python_command, say
 from lab.judged_task import is_judged, judged_problems
-from lab.tools.arms import not_copied
+from lab.tools.against import other_version
 from lab.tools.planned_runs import PROCESSES, PlannedRun, make_runs, usable_cores
 from qwen2_model import load_model, load_tokenizer, read_json
 from run import append, read_lines, whole
@@ -93,12 +92,12 @@ class Patch(NamedTuple):
             raise UserError(f"{self.name}: {wrong[0]}")
 
     def copied(self, runs: Path) -> Path:
-        """The project with this patch."""
+        """The files of the last commit with this patch."""
         code = runs / "code"
         if not code.exists():
             runs.mkdir(parents=True, exist_ok=True)
             with whole(code) as path:
-                shutil.copytree(PROJECT, path, ignore=not_copied)
+                other_version("HEAD", path)
                 if self.text:  # outside of a repository, so that all of its paths are here
                     alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}
                     done = subprocess.run(["git", "apply", "-"], cwd=path, input=self.text,
@@ -120,8 +119,12 @@ def main(argv: list[str]) -> None:
     patch.refuse_breaches()
     if [one for one in attempts() if one["seeds"] == patch.seeds]:
         raise UserError(f"{path} was judged before, and stands in the table")
+    kept = HOME / path.name
+    if kept.exists() and kept.read_text("utf-8") != patch.text:
+        raise UserError(f"{kept} is another patch of this name: give yours another one")
     command = python_command("-m", "lab", "speedrun", *argv)
     line = judge(patch, Path(args.runs), args.processes or usable_cores(), command)
+    kept.write_text(patch.text, "utf-8")
     append(HOME / "attempts.jsonl", line)
     say(f"\n{table([line]).to_text()}\n\n{textwrap.fill(line['verdict'], 100)}")
 
