@@ -54,7 +54,7 @@ from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings
-from lab.worlds import LETTERS, Batch, World, with_rewards, worlds_of
+from lab.worlds import LETTERS, Batch, World, worlds_of
 
 ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
 RIGHT, ACCEPTED, BIASED = "right", "biased, but accepted", "biased"
@@ -95,7 +95,6 @@ class Verdict(NamedTuple):
     word: str
     why: str               # sentences about it
     means: list[Mean]      # of all worlds
-    outside: list[Mean] = []  # of worlds with other rewards than those that it is made for
 
 
 class Changes(UserError):
@@ -201,24 +200,13 @@ def plain_noise(world: World) -> float:
 
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
           at_least: float | None = None) -> Verdict:
-    """A cosine of `at_least` is accepted. A method that is made for certain rewards is judged with
-    these, and what it does with others is said."""
+    """A cosine of `at_least` is accepted."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only wait for each other at tensors of this size
     try:
-        wanted = getattr(choice, "made_for_rewards", ())
-        if not wanted:
-            return judge_in(choice, flags, worlds, at_least)
-        verdict = judge_in(choice, flags, with_rewards(worlds, wanted), at_least)
-        others = [world for world in worlds if not {*world.rollouts.reward.tolist()} <= {*wanted}]
-        outside = judge_in(choice, flags, others, at_least).means
+        return judge_in(choice, flags, worlds, at_least)
     finally:
         torch.set_num_threads(threads)
-    rewards = " and ".join(f"{one:g}" for one in wanted)
-    said = f" It is made for rewards of {rewards}, and judged with these."
-    if outside:
-        said += f" With others its cosine is at least {summary(outside)['cosine']:.4f}."
-    return verdict._replace(why=verdict.why + said, outside=outside)
 
 
 def judge_in(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
@@ -373,10 +361,8 @@ def of_each_kind(means: list[Mean]) -> list[str]:
 
 def as_json(verdicts: Mapping[str, Verdict], each_world: bool) -> str:
     found = []
-    for name, (word, why, means, outside) in verdicts.items():
+    for name, (word, why, means) in verdicts.items():
         found.append({"method": name, "word": word, "why": why, **summary(means)})
-        if outside:
-            found[-1]["outside"] = summary(outside)
         if each_world:
             found[-1]["each_world"] = [mean._asdict() for mean in means]
     return json.dumps(found, indent=1).replace(" Infinity", " null")  # which JSON does not have
@@ -406,7 +392,7 @@ def main(argv: list[str]) -> int:
                      else [row(name, verdict.means, verdict.word)])
             print(*rows, sep="\n", flush=True)
             rows.clear()
-    found = {name: verdict.means + verdict.outside for name, verdict in verdicts.items()}
+    found = {name: verdict.means for name, verdict in verdicts.items()}
     if args.write:
         gate.write(Path(args.write), found)
     if args.baseline:

@@ -80,8 +80,7 @@ def as_choice(function: Any) -> Choice:
     vars(called).update(
         called_as=f"a function of {TOLD_BY[tells]}, by its parameter {tells}" if tells
         else f"f({by_names})",
-        least_group=2 if tells in ("num_generations", "rollouts") else 1,
-        made_for_rewards=getattr(function, "made_for_rewards", ()))
+        least_group=2 if tells in ("num_generations", "rollouts") else 1)
     return called
 
 

@@ -86,19 +86,6 @@ def worlds_of(settings: Mapping[str, Any], seeds: int,
     return found
 
 
-def with_rewards(worlds: Sequence["World"], rewards: tuple[float, ...]) -> list["World"]:
-    """Worlds of the same kinds, but with these rewards. Where each turn is paid, sums are others,
-    so such kinds are left out."""
-    kinds: dict[Kind, str] = {}
-    for world in worlds:
-        if world.kind.rewards and not world.kind.pays:
-            about = world.about.partition(", rewards")[0]
-            kinds.setdefault(world.kind._replace(rewards=rewards), about)
-    most = max(Counter(world.about for world in worlds).values(), default=0)
-    named = {about: kind for kind, about in kinds.items()}
-    return worlds_of(worlds[0].settings, most, named) if named else []
-
-
 class WorldTask:
     """Rewards and replies are random, and follow from the seed, the problem and the answer."""
 

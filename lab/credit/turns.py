@@ -26,7 +26,6 @@ from lab.engine.errors import UserError, location_of, result_of
 from lab.engine.methods import Metrics, advantage
 from lab.engine.policy import Policy
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts
-from grpo import group_z_score
 from qwen2_model import stop_tokens
 from lab.engine.declared import Flag
 from lab.engine.errors import say
@@ -380,49 +379,3 @@ def turn_mean(rollouts: Rollouts) -> Tensor:
     worth = Worth(rollouts)
     return to_turns([[G - worth.at(row, d) for d, G in enumerate(to_go)]
                      for row, to_go in enumerate(worth.to_go)], rollouts)
-
-
-@advantage
-def mt_grpo(rollouts: Rollouts) -> Tensor:
-    """The z-score of each turn's own reward among the group's answers that reach it, summed over
-    the turn and the later ones of its answer, as verl's issue 7244 built it after MT-GRPO (arXiv
-    2505.11821). If a task pays no turns, the reward counts as that of the answer's last turn.
-    (In MT-GRPO itself the outcome is compared among all answers. Without rewards of turns that is
-    GRPO.)
-
-    It is biased: going on to a turn in which other answers earn more than this one is punished, and
-    nothing pays for having reached it (docs/reference/turns.md)."""
-    last = rollouts.turn.amax(1)
-    total = torch.zeros_like(rollouts.log_prob)
-    for d in range(int(last.max()) + 1):
-        reaches = last >= d
-        reward = (rollouts.paid * (rollouts.turn == d)).sum(1)
-        score = torch.zeros_like(reward)
-        score[reaches] = group_z_score(reward[reaches], rollouts.group[reaches])
-        total += score[:, None] * (rollouts.turn <= d)
-    return total * rollouts.mask
-
-
-@advantage
-def gigpo(rollouts: Rollouts) -> Tensor:
-    """GRPO's z-score of the answer, and to it that of the turn: among the turns of the group before
-    which the same was read, for what is paid from it on (GiGPO, arXiv 2505.10978, without
-    discount). A turn that is the only one of its kind gets no more than GRPO.
-
-    Its authors' code groups the turns before which the same was observed, whatever led there. Here
-    all that was read has to be equal, which is the same where other histories are other states. It
-    is as biased as GRPO's z-score."""
-    groups, ids = rollouts.groups_and_ids
-    of_answer = group_z_score(rollouts.reward, rollouts.group)
-    kinds: dict[Prefix, int] = {}  # a number for each group and what was read there
-    places: list[tuple[int, int]] = []  # of each turn: its answer, and its kind
-    for row, t in rollouts.begins_turn.nonzero().tolist():
-        read = (groups[row], tuple(ids[row][:t]))
-        places.append((row, kinds.setdefault(read, len(kinds))))
-    answer, kind = torch.tensor(places, device=rollouts.mask.device).unbind(1)
-    of_turn = group_z_score(rollouts.to_go[rollouts.begins_turn], kind)
-    values = torch.zeros_like(rollouts.log_prob)
-    values[rollouts.begins_turn] = of_turn + of_answer[answer]
-    # from the first token of a turn to all of it
-    first = rollouts.begins_turn.long().argsort(dim=1, descending=True, stable=True)
-    return values.gather(1, first).gather(1, rollouts.turn) * rollouts.mask

@@ -10,9 +10,6 @@ from lab.engine.declared import NotNegative, Positive
 from lab.engine.methods import advantage, mitigation
 from lab.engine.rollouts import Rollouts
 
-POSITIVE_WEIGHT = 0.1  # of negative_only: the paper's small number for what worked
-
-
 @mitigation
 def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
     """The weight is epsilon / (|log p| + epsilon)^2, and it is never rescaled. It has the gradient
@@ -45,18 +42,6 @@ def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> 
         return torch.ones_like(weight)
     mean_weight = weight[has_section & rollouts.mask].mean()
     return torch.where(has_section, weight, mean_weight)
-
-
-@mitigation
-def negative_only(rollouts: Rollouts) -> Tensor:
-    """The weight is 1 where the advantage is negative, and 0.1 elsewhere (after arXiv
-    2506.01347): what failed is unlearned, and what worked is hardly reinforced.
-
-    Compared with the paper and the authors' code (TianHongZXY/RLVR-Decomposed on GitHub, commit
-    a5d4e7c1): there a wrong answer has the advantage -1 and a right one a small number, in every
-    group. So groups without a right answer are trained on, too, which an advantage from the group
-    leaves out."""
-    return torch.where(rollouts.advantage < 0, 1.0, POSITIVE_WEIGHT)
 
 
 @mitigation

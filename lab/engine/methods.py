@@ -90,7 +90,7 @@ MITIGATIONS, ADVANTAGES = Choices(mitigations.MITIGATIONS), Choices(grpo.ADVANTA
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
 NEVER_RESCALED = {"inverse_logprob_as_published"}  # weightings whose scale matters
 # advantages that give every token of an answer the same number
-WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl"}
+WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean"}
 
 
 def axis_of(name: str) -> str:
@@ -258,8 +258,8 @@ def are_same(some: list[Tensor], others: list[Tensor], is_exact: bool) -> bool:
 # The methods of the lab by their modules. A module is imported when its method is chosen or its
 # help is printed.
 MODULES = {
-    "lab.credit.weightings": "attention_credit inverse_logprob_as_published negative_only "
-                             "entropy_ratio random",
+    "lab.credit.weightings": "attention_credit inverse_logprob_as_published entropy_ratio "
+                             "random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
     "lab.credit.of_2026": "counterfactual oar_g quadrants delta"}
@@ -267,8 +267,8 @@ MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae",
-    "lab.credit.baselines": "batch_mean maxrl opo",
-    "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
+    "lab.credit.baselines": "batch_mean",
+    "lab.credit.turns": "turn_credit without_luck turn_mean"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():
         choices.update(dict.fromkeys(names.split(), module))

@@ -33,7 +33,7 @@ OF_2026 = "counterfactual", "quadrants", "delta", "oar_g"
 DECIDED = "ahead", "behind", "worse"
 ARMS = {"dr_grpo": "dr_grpo --loss_norm constant", "outcome_conditional": "outcome_conditional 0.5",
         "by_kind": "by_kind without words"}  # the arm's name where it is not the method's
-OF_GAME = "turn_credit", "without_luck", "gigpo"
+OF_GAME = "turn_credit", "without_luck"
 ESTIMATE = r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)"
 
 
@@ -63,8 +63,6 @@ def exact_cells(found):
     if found["word"] != "right":
         number = f"{found['cosine']:.2f}"
         word = ">0.99" if number == "1.00" else number
-    if "outside" in found:
-        word += f" (other rewards: {found['outside']['cosine']:.2f})"
     return word, "" if found["noise"] is None else f"{found['noise']:.2f}"
 
 
@@ -77,7 +75,7 @@ def costs():
         for name, (_, of_step, _) in runs.items():
             seconds.setdefault(name.rpartition("-s")[0], []).append(of_step)
         for arm, of_arm in seconds.items():
-            plain = seconds["plain game" if arm in OF_GAME + ("turn_mean", "mt_grpo") else "none"]
+            plain = seconds["plain game" if arm in (*OF_GAME, "turn_mean") else "none"]
             name = next((one for one, other in ARMS.items() if other == arm), arm)
             found[name] = f"{median(of_arm) / median(plain):.1f}"
     return found

@@ -242,15 +242,6 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
         choice_of(mine.removesuffix(":"))
 
 
-def test_a_method_is_judged_with_the_rewards_that_it_is_made_for():
-    """(reward - mean) / mean in groups of two is the sign for 0 and 1, and not for others."""
-    found = judged(method_of("maxrl"), "one turn, rewards below 0", "2 to 61 tokens")
-    assert found.word == RIGHT and {mean.world for mean in found.means} == {
-        "one turn", "2 to 61 tokens"}
-    assert "made for rewards of 0 and 1, and judged with these. With others" in found.why
-    assert min(mean.cosine for mean in found.outside) < 0.9
-
-
 def test_rounding_is_no_bias_and_a_counter_is_memory():
     calls = itertools.count()
 
@@ -516,7 +507,6 @@ def test_the_table_of_methods_has_the_stored_numbers():
     assert rows["inverse_logprob"][3:] == [
         "-2.7 (-4.4 to -1.1), 6", "**-22.6 (-27.7 to -17.5)**, 8", "-0.2 (-3.3 to +2.8), 6"]
     assert rows["turn_credit"][3] == "**+31.8 (+27.1 to +36.6)**, 8, in a game"
-    assert rows["gigpo"][3].startswith("+0.6 (")
     assert methods_table.exact_cells({"word": "biased", "cosine": 0.9984, "noise": None}) == (
         ">0.99", "")
 

@@ -119,7 +119,7 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
                    "--advantage", advantage)
 
 
-@pytest.mark.parametrize("name", ["turn_credit", "without_luck", "gigpo"])
+@pytest.mark.parametrize("name", ["turn_credit", "without_luck"])
 def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
     """What an environment wrote is read, and turns get their credit; a step is that of the CPU."""
     monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)

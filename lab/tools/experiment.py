@@ -9,7 +9,7 @@ A plan is a file like this one:
      "common": "--questions 8 --answers 8 --eval_every 0 --checkpoint_every 0 --threads 1",
      "steps": 60,
      "seeds": [40, 46],
-     "arms": {"none": "", "maxrl": "--advantage maxrl", "twice": "--questions 16"}}
+     "arms": {"none": "", "rloo": "--advantage rloo", "twice": "--questions 16"}}
 
 `common` and the text of each arm are flags of `lab train`. An arm may have --steps of its own. The
 seeds are 40 to 45: the first, and the one after the last. Runs of two arms with the same seed get

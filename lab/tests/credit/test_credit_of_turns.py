@@ -10,9 +10,7 @@ from conftest import ROOT, refusal
 from small import hand_made
 
 import mitigations  # noqa: F401  fills the choices
-from lab.credit import turns
-from lab.credit.turns import (Redraw, Worth, gigpo, mt_grpo, redrawn_values, turn_credit, turn_mean,
-                              without_luck)
+from lab.credit.turns import Redraw, Worth, redrawn_values, turn_credit, turn_mean, without_luck
 from examples.guess import Game, Task
 from lab.engine.methods import ADVANTAGES
 from lab.engine.rollouts import OF_TURNS
@@ -168,19 +166,9 @@ def test_worth_is_the_mean_reward_of_the_others_that_reach_a_turn():
     assert worth.at(1, 1) == 1.0 and worth.at(2, 1) == 0.0
 
 
-def test_methods_of_turns_by_hand():
-    """One group. By turn index the rewards are 0 1 0 0 (the others are earned later) and 1 0 0.
-    Before the first turn all have read the same; before the second the first three are apart by
-    their replies, and alone."""
+def test_turn_mean_by_hand():
+    """Of one group: the means of the others that reach each turn are subtracted."""
     batch = batch_of(group=torch.zeros(4, dtype=torch.long), problems=[1], prompt_ids=[[5, 6]])
-    ids = torch.tensor([[2, 9, 7, 1], [2, 9, 0, 0], [2, 9, 8, 1], [3, 9, 7, 2]])
-    batch = replace(batch, ids=ids, written=torch.ones(4, 4, dtype=torch.bool))
-    first = torch.tensor([-1, 3, -1, -1]) / 4 / (3 ** 0.5 / 4 + 1e-4)
-    second = torch.tensor([2, 0, -1, -1]) / 3 / (2 ** 0.5 / 3 + 1e-4)  # not of the second answer
-    expected = torch.stack([first + second] * 3 + [second], 1) * MASK
-    torch.testing.assert_close(mt_grpo(batch), expected)
-    z = (torch.tensor(REWARD) - 0.5) / (0.5 + 1e-4)
-    torch.testing.assert_close(gigpo(batch), torch.stack([2 * z] * 3 + [z], 1) * MASK)
     others = torch.tensor([[1 / 3, 1 / 3, 2 / 3, 2 / 3], [0, 0, .5, .5]])
     reward = torch.tensor(REWARD)
     expected = torch.stack([reward - others[0]] * 3 + [reward - others[1]], 1) * MASK
@@ -210,28 +198,14 @@ def one_group(**changed):
 
 def test_rewards_of_turns_by_hand():
     """turn_mean compares what is still to come: in turn 0 the sums, with means of the others of
-    -1/4, -5/12, 1/12, 1/12; in turn 1 with -1/2, 0, 0. mt_grpo adds up z-scores of each turn's own
-    reward, gigpo has the sums' and that of what is to come."""
+    -1/4, -5/12, 1/12, 1/12; in turn 1 with -1/2, 0, 0. GRPO compares the sums."""
     batch = one_group()
     expected = torch.tensor([[.5, .5, 0, 1], [7 / 6, 7 / 6, 0, 0], [-5 / 6, -5 / 6, 0, -.5],
                              [-5 / 6, -5 / 6, 0, -.5]])
     torch.testing.assert_close(turn_mean(batch), expected)
-    first = torch.tensor([-1, 3, -1, -1]) / 4 / (3 ** 0.5 / 4 + 1e-4)
-    second = torch.tensor([2, 0, -1, -1]) / 3 / (2 ** 0.5 / 3 + 1e-4)
-    torch.testing.assert_close(mt_grpo(batch),
-                               torch.stack([first + second] * 3 + [second], 1) * MASK)
     sums = torch.tensor([.25, .75, -.75, -.75])
     z = (sums + 0.125) / (sums.std(correction=0) + 1e-4)
     torch.testing.assert_close(ADVANTAGES["grpo"](batch), z[:, None] * MASK)
-    # in these ids all three have read the same before their second turns, which count apart from
-    # what the first turn of the last answer costs
-    paid = PAID - torch.tensor([[0.0], [0], [0], [1]]) * torch.tensor([0.0, 1, 0, 0])
-    z = (paid.sum(1) + 0.375) / (paid.sum(1).std(correction=0) + 1e-4)
-    ids = torch.tensor([[2, 9, 7, 1], [2, 9, 0, 0], [2, 9, 7, 1], [2, 9, 7, 2]])
-    same = replace(batch, ids=ids, written=torch.ones(4, 4, dtype=torch.bool), of_turns=paid,
-                   scores={"reward": paid.sum(1)})
-    expected = torch.stack([2 * z] * 3 + [z + second], 1) * MASK
-    torch.testing.assert_close(gigpo(same), expected)
 
 
 def test_luck_is_taken_out_of_rewards_of_turns_by_hand():
@@ -262,23 +236,6 @@ def test_the_end_of_a_turn_is_where_it_is_paid():
 @pytest.fixture(scope="module")
 def policy():
     return load_policy(make_settings({"model": str(ROOT / "models/guesser"), "answers": "16"}))
-
-
-def test_equal_places_share_their_z_scores_in_real_games(policy):
-    """Within a group, by a loop over the turns."""
-    batch = policy.ask([Game(2, "a"), Game(6, "b")], 32, seed=3)
-    of_answer = turns.group_z_score(batch.reward, batch.group)
-    read = {}
-    for row, t in batch.begins_turn.nonzero().tolist():
-        key = (int(batch.group[row]), *batch.ids[row, :t].tolist())
-        read.setdefault(key, []).append((row, t))
-    found = gigpo(batch)
-    for places in read.values():
-        rewards = torch.tensor([float(batch.reward[row]) for row, _ in places])
-        z = turns.group_z_score(rewards, torch.zeros(len(places), dtype=torch.long))
-        for (row, t), own in zip(places, z.tolist()):
-            assert float(found[row, t]) == pytest.approx(own + float(of_answer[row]), abs=1e-5)
-            assert found[row, t + 1] == found[row, t]
 
 
 @pytest.mark.slow

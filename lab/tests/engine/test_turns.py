@@ -234,7 +234,7 @@ def squeezed(rollouts):
     return replace(rollouts, mask=mask, written=mask, **frames), move
 
 
-OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
+OF_PLACES = {"turn_mean",  # where a turn begins
              "attention_credit", "delta",  # and of what can be looked at
              "random",  # a number for each place
              "dpo"}     # of examples/dpo.py, if it is loaded
@@ -316,7 +316,7 @@ class AtTheEnd(Task):
         return {**score, "reward": [*[0.0] * (len(turns) - 1), score["reward"]]}
 
 
-@pytest.mark.parametrize("name", ["grpo", "turn_mean", "gigpo", "mt_grpo", "gae", "without_luck"])
+@pytest.mark.parametrize("name", ["grpo", "turn_mean", "gae", "without_luck"])
 def test_a_list_that_pays_at_the_end_alone_is_one_reward_to_the_last_digit(policy, name):
     """Also for a second batch, which the critic of gae has learned from the first one."""
     found = []

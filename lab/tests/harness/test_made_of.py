@@ -138,7 +138,7 @@ def test_every_file_that_a_run_loads_is_copied(flags, tmp_path):
 
 def test_what_is_copied_follows_from_the_settings():
     usual, more = (files_of_run(make_settings(given)).keys() for given in (
-        {}, {"task": "examples.own_reward", "mitigation": "random", "advantage": "maxrl"}))
+        {}, {"task": "examples.own_reward", "mitigation": "random", "advantage": "batch_mean"}))
     assert more - usual == {
         "examples/__init__.py", "examples/own_reward.py", "lab/credit/__init__.py",
         "lab/credit/weightings.py", "lab/credit/baselines.py"}

@@ -71,7 +71,7 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert of_span["plain"]["mitigation"] == "random" and "advantage" not in of_span["plain"]
     assert of_span["any"]["placebo"] == "advantages" and of_span["idea"]["advantage"] == "span"
     assert "kind" not in of_span
-    for name in ("rloo", "maxrl"):  # answers have no kind
+    for name in ("rloo", "batch_mean"):  # answers have no kind
         assert [*arms_of(name, {})[1]] == ["plain", "idea", "any"]
         assert [*arms_of(name, {}, "none")[1]] == ["plain", "idea"]
 

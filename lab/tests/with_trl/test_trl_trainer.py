@@ -162,8 +162,8 @@ def played(policy, rows, seed):
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("advantage, rows_of", [
-    (None, "guess_rows"), ("without_luck", "guess_rows"), ("gigpo", "guess_rows"),
-    (turn_mean, "guess_rows"), ("without_luck", "paid_guess_rows"), ("mt_grpo", "paid_guess_rows")])
+    (None, "guess_rows"), ("without_luck", "guess_rows"), (turn_mean, "guess_rows"),
+    ("without_luck", "paid_guess_rows"), (turn_mean, "paid_guess_rows")])
 def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, rows_of, undrawn):
     """Three games with four answers each, by an environment of TRL's, whose mask has holes. The
     record has them, and the gradient is ours, also where each turn is paid."""
