@@ -50,11 +50,6 @@ class Given(NamedTuple):
         return self.change.clamp(math.log(1 - self.clip[0]), math.log(1 + self.clip[1]))
 
 
-def mean_of_answer(value: Tensor, b: Given) -> Tensor:
-    """The mean over the tokens of each answer: (answers, 1)."""
-    return (value * b.mask).sum(1, keepdim=True) / b.mask.sum(1, keepdim=True)
-
-
 def with_ratio(b: Given, ratio: Tensor, factor: float | Tensor = 1.0) -> Tensor:
     """The loss of part 5 with another ratio, and with a factor at each token."""
     clipped = ratio.clamp(1 - b.clip[0], 1 + b.clip[1])
@@ -93,25 +88,10 @@ MISTAKES = {  # of both parts: the loss with this mistake, and what is told abou
         "N. You divide each answer by its own length, so a token of a short answer counts more. "
         "Here each token counts the same: take the sum over all answers, and divide it by "
         "`total`."),
-    "mean_of_answers_over_total": (lambda right, b: right(
-        b, weight=b.weight / b.mask.sum(1, keepdim=True)),
-        "N. You divide twice: each answer by its own length, and all by `total`. Divide the sum "
-        "over all tokens by `total` alone."),
-    "sum_of_weights": (lambda right, b: right(b, total=(b.weight * b.mask).sum()),
-        "N. You divide by the sum of the weights. Divide by `total`, the number of tokens in the "
-        "whole batch."),
-    "sign_and_mask": (lambda right, b: -right(b, mask=torch.ones_like(b.mask)),
-        "The sign and the mask. The loss has a minus, and each token's term is multiplied by the "
-        "mask."),
-    "number_of_answers": (lambda right, b: right(b, total=len(b.mask)),
-        "N. You divide by the number of answers, which is the length of the first dimension. "
-        "Divide by `total`, the number of tokens in the whole batch."),
     "tokens_of_these_answers": (lambda right, b: right(b, total=b.mask.sum()),
         "N. You divide by the number of tokens in these answers, mask.sum(). But they may be a "
         "micro-batch, that is, a part of the batch. `total` is the number of tokens in the whole "
         "batch: only with it do the gradients of all parts add up to that of the batch.")}
-TWICE = ("The ratio. You multiply log_prob by it. Here the ratio takes the place of log_prob: the "
-         "gradient flows through the ratio itself.")
 MISTAKES_OF_THE_RATIO = {
     "old_is_ignored": (lambda right, b: right(b, old=None),
         "The ratio. Yours has the gradient of part 3, as if `old` were ignored, or as if you "
@@ -119,28 +99,11 @@ MISTAKES_OF_THE_RATIO = {
         "log_prob."),
     "ratio_upside_down": (lambda right, b: right(b, log_prob=b.old, old=b.log_prob),
         "The ratio. Yours is upside down. New over old is exp(log_prob - old)."),
-    "ratio_of_logs": (lambda right, b: with_ratio(b, b.log_prob / b.old),
-        "The ratio. You divide log_prob by `old`. The ratio is that of the probabilities, which "
-        "is exp(log_prob - old)."),
     "difference_of_logs": (lambda right, b: with_ratio(b, b.change),
         "The ratio. Yours is log_prob - old, which is the logarithm of the ratio. Take its exp."),
-    "old_is_no_probability": (lambda right, b: with_ratio(b, b.log_prob.exp() / b.old),
-        "The ratio. You divide a probability by a log-probability. Take exp(log_prob - old)."),
-    "ratio_of_the_answer": (lambda right, b: with_ratio(b, mean_of_answer(b.change, b).exp()),
-        "The ratio. Yours is one for the whole answer, as in GSPO. Here each token has its own."),
-    "no_old": (lambda right, b: with_ratio(b, b.log_prob.exp()),
-        "The ratio. Yours is the new probability alone. Divide it by the old one."),
-    "ratio_times_log_prob": (lambda right, b: with_ratio(b, b.change.exp(), b.log_prob), TWICE),
-    "log_prob_in_the_minimum": (lambda right, b: right(
-        b, advantage=b.advantage * b.log_prob), TWICE),
-    "detached_ratio_times_log_prob": (
-        lambda right, b: with_ratio(b, b.change.exp().detach(), b.log_prob), TWICE),
-    "unclipped_ratio_times_log_prob": (
-        lambda right, b: right(b, log_prob=b.change.exp() * b.log_prob, old=None), TWICE),
-    "clipped_ratio_as_weight": (
-        lambda right, b: right(b, weight=b.weight * b.clipped_change.exp().detach(), old=None),
-        "A detach. You multiply log_prob by a clipped and detached ratio. So the gradient flows "
-        "also where the clip should stop it. In PPO the ratio takes the place of log_prob."),
+    "ratio_times_log_prob": (lambda right, b: with_ratio(b, b.change.exp(), b.log_prob),
+        "The ratio. You multiply log_prob by it. Here the ratio takes the place of log_prob: the "
+        "gradient flows through the ratio itself."),
     "no_clip": (lambda right, b: right(b, clip=(torch.inf, torch.inf)),
         "The clip. It is missing, so a token that has moved far enough is still pushed on. Or you "
         "multiply log_prob by a detached ratio: in PPO the ratio takes the place of log_prob, and "
@@ -152,28 +115,11 @@ MISTAKES_OF_THE_RATIO = {
         "The minimum. You take the larger of ratio * advantage and clipped ratio * advantage. "
         "Take the smaller one. (If you have moved the minus inside, it is the larger of the two "
         "negative ones.)"),
-    "smaller_ratio": (lambda right, b: right(b, advantage=b.advantage.clamp(min=0))
-        - right(b, advantage=-b.advantage.clamp(max=0)),
-        "The clip's direction. You take the smaller ratio, and then multiply it by the "
-        "advantage. If the advantage is negative, that is the larger product. Multiply both "
-        "ratios by the advantage first, and then take the smaller product."),
     "bounds_without_1": (lambda right, b: right(b, clip=(1 - b.clip[0], b.clip[1] - 1)),
         "The bounds. You clip the ratio between clip[0] and clip[1]. They say how far it may go "
         "from 1, so the bounds are 1 - clip[0] and 1 + clip[1]."),
-    "bounds_below_0": (lambda right, b: right(b, clip=(1 + b.clip[0], b.clip[1] - 1)),
-        "The bounds. You clip the ratio between -clip[0] and clip[1], which are bounds of a "
-        "change. The ratio stays between 1 - clip[0] and 1 + clip[1]."),
-    "no_lower_bound": (lambda right, b: right(b, clip=(torch.inf, b.clip[1])),
-        "The clip. Its lower bound 1 - clip[0] is missing."),
     "upper_bound": (lambda right, b: right(b, clip=(b.clip[0], b.clip[0])),
         "The bounds. Your upper bound is 1 + clip[0], and it should be 1 + clip[1]."),
-    "lower_bound": (lambda right, b: right(b, clip=(b.clip[1], b.clip[1])),
-        "The bounds. Your lower bound is 1 - clip[1], and it should be 1 - clip[0]."),
-    "bounds_of_the_logarithm": (
-        lambda right, b: right(b, clip=(1 - math.exp(-b.clip[0]), math.exp(b.clip[1]) - 1)),
-        "The bounds. You clip log_prob - old before the exp. Clip the ratio itself."),
-    "swapped_bounds": (lambda right, b: right(b, clip=(b.clip[1], b.clip[0])),
-        "The bounds. Yours are 1 - clip[1] and 1 + clip[0]. They are 1 - clip[0] and 1 + clip[1]."),
     "fixed_bounds": (lambda right, b: right(b, clip=RIGHT_BOUNDS),
         "The bounds. Yours are always 0.8 and 1.28. Use the argument `clip`.")}
 LOSSES = {"policy_loss": MISTAKES, "clipped_loss": MISTAKES | MISTAKES_OF_THE_RATIO}
@@ -225,35 +171,14 @@ ADVANTAGES = Blank(
       "one."),
      (centred,
       "The standard deviation. It is missing."),
-     (lambda reward, group: centred(reward, group) / (reward.std(correction=0) + 1e-4),
-      "The standard deviation. Yours is that of the whole batch. Take that of the group."),
      (lambda reward, group: reward / (spread(reward, group) + 1e-4),
       "The mean. It is missing, so no answer is pushed down."),
-     (lambda reward, group: centred(reward, group) / (spread(reward, group).square() + 1e-4),
-      "The standard deviation. You divide by the variance, which is its square."),
      (lambda reward, group: centred(reward, group) / (
          spread(reward, group) * without_own(group).sqrt() + 1e-4),
       "The standard deviation. Yours divides by the number of answers minus 1, as torch.std does "
       "unless it is told correction=0."),
      (lambda reward, group: centred(reward, group) / spread(reward, group),
-      "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0."),
-     (lambda reward, group: centred(reward, group) / spread(reward, group).clamp(min=1e-8),
-      "The 0.0001. Yours is smaller, or it is a lower bound. Add 0.0001 to each group's standard "
-      "deviation."),
-     (lambda reward, group: centred(reward, group) / (
-         spread(reward, group).square() + 1e-4).sqrt(),
-      "The 0.0001. Yours is added to the variance, inside the root. Add it to the standard "
-      "deviation."),
-     (lambda reward, group: centred(reward, group) / spread(reward, group) + 1e-4,
-      "The brackets. You add 0.0001 to the quotient. Add it to the standard deviation, in brackets "
-      "below the fraction line."),
-     (lambda reward, group: reward - group_mean(reward, group) / (spread(reward, group) + 1e-4),
-      "The brackets. You divide the mean alone. Put reward - mean in brackets."),
-     (lambda reward, group: group_z_score(reward, group) * without_own(group),
-      "The mean. Yours is that of the other answers. The group's mean has the answer's own reward, "
-      "too."),
-     (lambda reward, group: torch.where(group < 2, group_z_score(reward, group), 0),
-      "The groups. You compute the first two alone. Loop over group.unique().")])
+      "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0.")])
 LOG_PROBS = Blank(
     lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]),
     [(torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)),
@@ -272,17 +197,7 @@ LOG_PROBS = Blank(
       "The softmax. You take it over the positions. Take it over the last dimension, the V "
       "tokens."),
      (lambda logits, ids: logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0],
-      "The softmax. Yours are logits. Take log_softmax over the last dimension first."),
-     (lambda logits, ids: logits[:, :-1].log_softmax(-1).amax(-1),
-      "The token. You take the likeliest token. Take the one that stands in `ids`."),
-     (lambda logits, ids: sampled(logits[:, 1:], ids[:, :-1]),
-      "The shift. Yours goes the wrong way, by two positions. Drop the last position of the logits "
-      "and the first of the ids."),
-     (lambda logits, ids: sampled(logits.softmax(-1)[:, :-1], ids[:, 1:]),
-      "The softmax. You take it twice: log_softmax expects logits."),
-     (lambda logits, ids: torch.distributions.Categorical(logits=logits[:, :-1]).entropy(),
-      "The token. Yours is the entropy of all V tokens. Take the log-probability of the one in "
-      "`ids`.")])
+      "The softmax. Yours are logits. Take log_softmax over the last dimension first.")])
 STEP = Blank(
     stepped,
     [(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 1.0),
@@ -301,31 +216,8 @@ STEP = Blank(
          parameter - rate * gradient * max(1.0, max_norm / float(gradient.norm())),
       "The limit. Your comparison is the wrong way round: shorten the gradient that is longer than "
       "max_norm."),
-     (lambda parameter, gradient, rate, max_norm:
-         parameter - rate * gradient * min(1.0, max_norm / float(gradient.square().sum())),
-      "The limit. You divide by the square of the gradient's length. Take the root of the sum."),
-     (lambda parameter, gradient, rate, max_norm:
-         parameter - rate * gradient.clamp(-max_norm, max_norm),
-      "The limit. You limit each number alone, which changes the gradient's direction. Shorten the "
-      "whole vector."),
      (lambda parameter, gradient, rate, max_norm: stepped(parameter, gradient, 1.0, max_norm),
-      "The learning rate. It is missing."),
-     (lambda parameter, gradient, rate, max_norm:
-         parameter - stepped(torch.zeros(2), -rate * gradient, 1.0, max_norm),
-      "The limit. You shorten learning_rate * gradient. Shorten the gradient, and then multiply it "
-      "by the rate."),
-     (lambda parameter, gradient, rate, max_norm:
-         parameter - rate * gradient * min(1.0, max_norm / float(gradient.abs().sum())),
-      "The limit. You add up absolute values. The length is the root of the sum of squares."),
-     (lambda parameter, gradient, rate, max_norm: parameter - rate * (
-         gradient / gradient.norm() if gradient.norm() > max_norm else gradient),
-      "The limit. You shorten to the length 1. Multiply by max_norm, too."),
-     (lambda parameter, gradient, rate, max_norm: parameter - rate * (
-         0 * gradient if gradient.norm() > max_norm else gradient),
-      "The limit. You leave out a step whose gradient is too long. Shorten it to max_norm."),
-     (lambda parameter, gradient, rate, max_norm: parameter + rate * gradient,
-      "The sign and the limit. Go against the gradient, and shorten it where it is longer than "
-      "max_norm.")])
+      "The learning rate. It is missing.")])
 BLANKS = {"advantages": ADVANTAGES, "log_prob_of": LOG_PROBS, "stepped": STEP}
 PARTS = {"advantages": "the advantage of each answer",
          "log_prob_of": "the log-probability of each token",
