@@ -6,13 +6,12 @@ import torch
 
 import grpo
 from lab.analysis.statistics import Estimate
-from lab.engine.errors import UserError
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings
 from lab.probes.common import gradient, sample_batch
 from lab.probes.first_step import BLOCKS, Gradients, coefficient, compared, first_steps, gain
 from lab.tools import first_step
-from lab.tools.first_step import Known, arms_of, calibration, in_words, table_of
+from lab.tools.first_step import Known, calibration, in_words
 from small import spoken
 
 SMALL = {"questions": 2, "answers": 4, "threads": 1, "max_new_tokens": 24}
@@ -89,14 +88,6 @@ def test_what_is_told():
     assert calibration(methods).startswith(
         "On the tiny model 1 of 2 methods below -10% lost a point or more in training, and 1 of "
         "the other 2. ")
-    assert [row[2].value for row in table_of(methods).rows] == [-0.3, -0.11, -0.1, 0.2]
-
-
-def test_arms_of_a_board_that_has_left_are_not_measured():
-    arms = dict(arms_of("later"))
-    assert "sc_grpo" not in arms and arms["by_kind --word_weight 0"].typed["word_weight"] == 0
-    board = dict(arms_of("board"))
-    assert board["measured"].typed["measured_k"] == 2 and board["none"].questions == 8
 
 
 def test_the_stored_table_is_read_and_refers_to_stored_runs():
@@ -104,5 +95,3 @@ def test_the_stored_table_is_read_and_refers_to_stored_runs():
     for one, row in zip(first_step.read_stored(), rows, strict=True):
         assert one.step.low <= one.step.value <= one.step.high and one.gain.low < one.gain.high
         assert one.pairs == row["pairs"] >= 5
-    with pytest.raises(UserError, match="give no words"):
-        first_step.main(["board"])
