@@ -398,9 +398,10 @@ def read_config(folder: Path) -> ModelConfig:
         name = "Qwen2.5-Coder-0.5B-Instruct"
         raise UserError(f"{folder} is no model folder: it has no config.json. To get a model, such "
                         f"as this one: hf download Qwen/{name} --local-dir models/{name}")
-    raw = read_json(folder / "config.json")
+    raw = {name: x for name, x in read_json(folder / "config.json").items() if x is not None}
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
-    is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
+    is_scaled = not isinstance(rope, dict) or "type" in rope or (
+        rope.get("rope_type", "default") != "default")
     kind = raw.get("model_type")
     computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
                 "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
@@ -414,11 +415,19 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    raw["eos_token_id"] = tuple(dict.fromkeys(ends))
+    if not all(type(end) is int and 0 <= end < 10 ** 9 for end in ends):
+        raise UserError(f"{folder}: eos_token_id should not be {ends!r:.80}")
+    raw["eos_token_id"] = tuple(ends)
     raw["rope_theta"] = rope.get("rope_theta") or raw.get("rope_theta", 10000.0)
-    raw["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
-                          if raw.get(name) is not None})
+    for name, of_type in ModelConfig.__annotations__.items():
+        if name == "head_dim":  # most files leave it out
+            raw.setdefault(name, raw["hidden_size"] // raw["num_attention_heads"])
+        value: Any = raw.setdefault(name, getattr(ModelConfig, name, None))
+        most = 1000 if name == "num_hidden_layers" else 10 ** 9  # a million layers take hours
+        is_type = type(value) in (int, of_type, tuple)
+        if not is_type or of_type in (int, float) and not 0 < value <= most:
+            raise UserError(f"{folder}/config.json: {name} should not be {value!r:.80}")
+    return ModelConfig(**{name: raw[name] for name in ModelConfig.__annotations__})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

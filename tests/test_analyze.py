@@ -121,19 +121,6 @@ def test_the_gain_of_a_run_by_hand(tmp_path):
                    f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "12"]
 
 
-def test_of_several_runs_there_is_a_row_each_and_no_word_of_arms(tmp_path, capsys):
-    """The last evaluation with its interval, and the mean of the steps whose success is known."""
-    written(tmp_path / "a", 0, [[0, 0], [1, 0]], [0.1, None, 0.3])
-    written(tmp_path / "b", 1, [], [0.5])
-    analyze.main([str(tmp_path / "a"), str(tmp_path / "b")])
-    printed = capsys.readouterr().out
-    rows = [re.split("  +", line) for line in printed.splitlines()]
-    assert rows[:2] == [
-        ["a", "step", "3", "held-out success 50.0% (0.0% to 100.0%)", "in training 20.0%"],
-        ["b", "step", "1", "in training 50.0%"]]
-    assert "mitigation" not in printed and not (tmp_path / "comparison").exists()
-
-
 def test_the_curve_has_training_and_held_out_success_with_its_intervals(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
@@ -163,21 +150,11 @@ def test_a_reader_that_ends_early_gets_no_error(folder):
     assert typed(ROOT, ROOT / "analyze.py", folder[0], has_reader=False) == (1, "")
 
 
-def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys):
-    """As of runs/*, in which there are also folders with runs, and models."""
-    (tmp_path / "ideas").mkdir()
-    (tmp_path / "player").mkdir()
-    (tmp_path / "player/config.json").write_text("{}")
-    for seed in (0, 1):
-        written(tmp_path / f"{seed}", seed, [[0, 0], [1, 0]], [0.2, 0.4])
-    analyze.main([str(path) for path in sorted(tmp_path.iterdir())])
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n"
-                              f"left out, because it is no run: {tmp_path / 'player'}\n")
-    assert f"{tmp_path / 'none'} is not the folder of a run" in refusal(
-        analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
-    assert re.search(f"{tmp_path} is not the folder of a run: {tmp_path}/[01] is one",
-                     refusal(analyze.main, [str(tmp_path)]))
+def test_main_takes_the_folder_of_one_run(tmp_path):
+    written(tmp_path / "0", 0, [[0, 0], [1, 0]], [0.2, 0.4])
+    said = refusal(analyze.main, [str(tmp_path)])
+    assert said.endswith(f"{tmp_path} is not the folder of a run: {tmp_path}/0 is one")
+    assert "`python -m lab compare` takes several" in refusal(analyze.main, ["runs/a", "runs/b"])
 
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):

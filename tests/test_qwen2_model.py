@@ -116,6 +116,7 @@ def test_a_config_that_asks_for_something_else_is_refused_before_memory_is_taken
             ({"attention_bias": True, "model_type": "qwen3"}, "attention_bias True"),
             ({"quantization_config": {"bits": 4}}, "quantization_config"),
             ({"vocab_size": 10 ** 9}, "weight has the shape (50, 64) and not (1000000000, 64)"),
+            ({"rope_scaling": [4]}, "rope scaling is not"),
             ({"num_key_value_heads": 3}, "_proj."), ({"head_dim": 15}, "_proj."),
             ({"num_hidden_layers": 1}, "norm.weight is unexpected (12 "),
             ({"model_type": "qwen3"}, "attn."),
@@ -123,6 +124,17 @@ def test_a_config_that_asks_for_something_else_is_refused_before_memory_is_taken
         (folder / "config.json").write_text(text)
         edit_config(folder, **changes)
         assert words in refusal(load_model, folder), changes
+
+
+@pytest.mark.parametrize("name, value", [
+    ("vocab_size", KeyError), ("hidden_size", "64"), ("hidden_size", 64.0), ("hidden_size", True),
+    ("num_attention_heads", 0), ("num_hidden_layers", -1), ("num_hidden_layers", 10 ** 7),
+    ("max_position_embeddings", 10 ** 10), ("rms_norm_eps", "1e-6"), ("rope_theta", math.inf),
+    ("rope_theta", [4]), ("tie_word_embeddings", "false"), ("eos_token_id", "</s>"),
+    ("eos_token_id", [[5]]), ("eos_token_id", 10 ** 30), ("eos_token_id", -1)])
+def test_read_config_refuses_numbers_that_no_model_has(folder, name, value):
+    edit_config(folder, head_dim=KeyError, rope_parameters=KeyError, **{name: value})
+    assert f"{name} should not be " in refusal(load_model, folder)
 
 
 def test_four_kinds_of_numbers_are_read(folder):

@@ -3,7 +3,6 @@
 The folder is that of qwen2_model.py, which refuses what it does not compute.
 """
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,27 +27,9 @@ def is_large(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of a model's folder, whose numbers are such as a model can have."""
+    """The config of a model's folder, which is one."""
     refuse_other_folder(folder)
-    try:
-        config = qwen2_model.read_config(folder)
-    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise UserError(f"{folder}/config.json: {type(error).__name__}: {error}") from None
-    for one in fields(config):
-        value = getattr(config, one.name)
-        is_right = True
-        if one.type in (int, float):
-            is_right = type(value) in (int, one.type) and 0 < value < float("inf")
-        elif one.type is bool:
-            is_right = type(value) is bool
-        elif one.name == "eos_token_id":
-            is_right = all(type(token) is int and 0 <= token < config.vocab_size
-                           for token in value)
-        if not is_right:
-            raise UserError(f"{folder}/config.json: {one.name} should not be {value!r:.80}")
-    if config.num_hidden_layers > 1000:  # a million would take hours to make
-        raise UserError(f"{folder}: no model has {config.num_hidden_layers} layers")
-    return config
+    return qwen2_model.read_config(folder)
 
 
 def refuse_other_folder(folder: Path) -> None:
