@@ -151,7 +151,8 @@ def read_settings(argv: list[str]) -> Settings:
     if first.resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
         parser.error(f"--{min(wrong)} cannot be changed in a resumed run")
     refuse_wrong_values(values)
-    values["out"] = first.resume or values["out"] or default_folder(values, typed)
+    out = first.resume or values["out"] or default_folder(values, typed)
+    values["out"] = os.path.normpath(out)
     own = {name: values.pop(name) for name in flags_of(Settings)}
     return Settings(**own, keywords=values)
 
@@ -196,8 +197,8 @@ class Run:
         if s.resume:
             self.locked = lock(self.folder)  # before anything in it is read
         elif self.folder.exists():
-            raise UserError(f"{s.out} exists already: continue it with --resume {s.out}, or name "
-                            "another folder with --out")
+            raise UserError(f"{s.out} exists already: continue it with --resume "
+                            f"{shlex.quote(s.out)}, or name another folder with --out")
         found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
         is_lost = made > 0 and not (self.folder / "checkpoints").exists()
         while found and (damage := damage_of(found[max(found)])):

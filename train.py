@@ -22,6 +22,7 @@ float32. Other types, tasks and methods are in lab/, whose loop calls the same f
 """
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -211,7 +212,8 @@ def main(argv: list[str]) -> None:
         with nullcontext() if s.device == "cpu" else torch.device(s.device):
             train(s)
     except KeyboardInterrupt:
-        print(f"\nstopped: python train.py --resume {s.out} goes on from its last checkpoint")
+        command = f"python train.py --resume {shlex.quote(s.out)}"
+        print(f"\nstopped: {command} goes on from its last checkpoint")
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

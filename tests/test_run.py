@@ -3,6 +3,7 @@ the code that made it."""
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -130,13 +131,14 @@ def test_a_folder_is_written_by_one_process_and_is_not_taken_from_anybody(projec
         other.begin()
     code, said = typed(project, "train.py", "--resume", "mine")
     assert code == 1 and said.startswith("train.py: another process writes to mine")
-    for name in ("mine", "empty", "models"):
+    for name in ("mine", "an empty", "models"):
         (project / name).mkdir(exist_ok=True)
-        code, said = typed(project, "train.py", *SMALL, "--out", name)
-        assert code == 1 and said.startswith(f"train.py: {name} exists already: continue it with")
+        code, said = typed(project, "train.py", *SMALL, "--out", f"new/../{name}")
+        assert code == 1 and said.startswith(
+            f"train.py: {name} exists already: continue it with --resume {shlex.quote(name)}, or")
     first.locked.close()
     assert sorted((project / "mine").rglob("*")) == before and not [*project.glob(".*")]
-    (project / "empty").rmdir()  # it is empty
+    (project / "an empty").rmdir()  # it is empty
     (project / "mine/lock").write_text("no lock of ours, and long enough to be read" * 30)
     for name in ("mine", "not there"):
         assert "the lock cannot be opened" in refusal(book.lock, project / name)

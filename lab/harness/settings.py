@@ -91,7 +91,8 @@ class LabSettings(Settings):
         flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
                  for name, value in self.typed.items() if name not in self.unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
-        return Path(self.out or os.path.relpath(HERE / "runs" / re.sub(r"[^\w.+-]", "_", name)))
+        usual = os.path.relpath(HERE / "runs" / re.sub(r"[^\w.+-]", "_", name))
+        return Path(os.path.normpath(self.out or usual))
 
     def to_json(self) -> Json:
         known = {name: getattr(self, name) for name in OPTIONS if name != "out"}
