@@ -124,7 +124,7 @@ def parsed(line: Any, where: str, match: str) -> Row:
     solution = text.partition(MARK)[0] if final is not None else ""
     final = text.strip() if final is None else final
     if MATCHES[match](final) is None:
-        raise UserError(f"{where}: --match {match} finds no answer in {text[:80]!r}; "
+        raise UserError(f"{where}: --match {match} finds no answer at the start of {final[:80]!r}; "
                         "--match exact compares any text")
     solution = re.sub("<<[^>]*>>", "", solution)  # GSM8K's notes for a calculator
     return {"messages": question, "solution": " ".join(solution.split()), "answer": final,

@@ -86,10 +86,10 @@ def called_as_in_trl(reward: Any) -> Callable[[Any, str], Any]:
         said = [{"role": "assistant", "content": text}] if is_messages(prompt) else text
         columns = {name: [value] for name, value in row.items()}
         given = {"prompts": [prompt], "completions": [said], **columns}
-        takes = inspect.signature(reward).parameters
+        known, takes = ", ".join(given), inspect.signature(reward).parameters
         if not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             given = {name: value for name, value in given.items() if name in takes}
-        refuse_call(reward, reward, f"that a problem has ({', '.join(given)})", **given)
+        refuse_call(reward, reward, f"that a problem has ({known})", **given)
         found = reward(**given)
         if not is_list(found) or len(found) != 1:
             raise wrong_result(reward, "a list with a number for each of 1 completions", found)

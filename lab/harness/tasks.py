@@ -30,14 +30,7 @@ def load_task(name: str) -> type:
     """The class Task of the module that --task names, whose fields are flags; or one made of its
     `reward` and its `problems` (lab/harness/short_task.py, docs/reference/your_own_task.md)."""
     if not file_of_task(name).is_file():
-        beside = f"examples.{name}"
-        did_you_mean = f". Did you mean {beside}?" if file_of_task(beside).is_file() else ""
-        known = (f"examples.{path.stem}" for path in sorted(PROJECT.glob("examples/*.py"))
-                 if re.search("^(class Task|def reward)\\b", path.read_text("utf-8"), re.M))
-        raise UserError(f"--task {name}: there is no such file in the project's folder. A task is "
-                        "a file, examples/my_task.py, or a module, examples.my_task. With the "
-                        f"project come {', '.join(known)}; without --task it is Countdown"
-                        f"{did_you_mean}")
+        raise no_such_task(name)
     # the book's task has more flags here
     module: Any = importlib.import_module("lab.countdown" if name == "countdown_task" else name)
     task: Any = getattr(module, "Task", None)
@@ -70,6 +63,17 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name}: this module has no `problems`. A data set of TRL becomes "
                         "them by the line `problems = dataset`")
     return countdown_with_reward(module, load_task("countdown_task"))
+
+
+def no_such_task(name: str) -> UserError:
+    if Path(name.removesuffix(".py") + ".py").is_file():
+        return UserError(f"--task {name}: this file lies outside of {PROJECT}, from where tasks "
+                         "are imported: copy it there")
+    known = (f"examples.{path.stem}" for path in sorted(PROJECT.glob("examples/*.py"))
+             if re.search("^(class Task|def reward)\\b", path.read_text("utf-8"), re.M))
+    return UserError(f"--task {name}: there is no such file in the project's folder. A task is a "
+                     "file, examples/my_task.py, or a module, examples.my_task. With the project "
+                     f"come {', '.join(known)}; without --task it is Countdown")
 
 
 def file_of_task(name: str) -> Path:

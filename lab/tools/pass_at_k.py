@@ -1,6 +1,6 @@
 """Does a run solve problems that it could not solve before, or the same ones more often?
 
-    python -m lab pass_at_k runs/none-grpo-s0 --tries 32
+    python -m lab pass_at_k runs/none-grpo-s0 --answers 32
 
 The models from before the training and after it try each held-out problem several times. pass@k is
 the probability that at least one of k tries is right, averaged over the problems: with one try it
@@ -23,7 +23,7 @@ from lab.harness.screen import show_status
 from lab.tools.sample import policies_of, settings_of
 
 FLAGS = {
-    "tries": Flag(32, "number of answers to each problem, and the largest k", least=2, most=10_000),
+    "answers": Flag(32, "answers to each problem, and the largest k", least=2, most=10_000),
     "problems": Flag(250, "number of held-out problems", least=2, most=1_000_000),
     "seed": Flag(0, "seed of the sampling", least=0),
     "task": Flag(None, "the task whose problems are asked. By default it is that of the run, or of "
@@ -36,13 +36,13 @@ def main(argv: list[str]) -> None:
                  {"RUN": "a run folder, or the folder of a model"})
     folder = find_folder(flags.run)
     policies = policies_of(folder, settings_of(folder, flags.task, flags.device))
-    right = {title: right_tries(policy, flags.problems, flags.tries, flags.seed, title)
+    right = {title: right_tries(policy, flags.problems, flags.answers, flags.seed, title)
              for title, policy in policies.items()}
     problems = len(next(iter(right.values())))
-    print(f"{folder}: {flags.tries} tries at each of {problems} held-out problems\n")
-    print(pass_at_k_table(right, flags.tries).to_text())
+    print(f"{folder}: {flags.answers} tries at each of {problems} held-out problems\n")
+    print(pass_at_k_table(right, flags.answers).to_text())
     for title, counts in right.items():
-        print(f"\n{title}: {counts.count(0)} problems were solved by none of {flags.tries} tries")
+        print(f"\n{title}: {counts.count(0)} problems were solved by none of {flags.answers} tries")
 
 
 def right_tries(policy: Policy, count: int, tries: int, seed: int, title: str) -> list[int]:

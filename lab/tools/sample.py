@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.engine.errors import UserError, did_you_mean, read_json
+from lab.engine.model_folder import refuse_other_folder
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import without_end_of_turn
@@ -116,6 +117,7 @@ def is_run(folder: Path) -> bool:
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:
+        refuse_other_folder(folder)  # if it is known what it is
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json with a mitigation (a run) or a model_type (a model)")
     return "mitigation" in config

@@ -2,7 +2,7 @@
 
     python -m lab warmup                                         # writes models/new
     python -m lab warmup --size large --out models/tiny-large    # 2.9 times as many parameters
-    python -m lab warmup --start models/Qwen2.5-Coder-0.5B-Instruct --right --out models/warm
+    python -m lab warmup --model models/Qwen2.5-Coder-0.5B-Instruct --right --out models/warm
 
 The demonstrations are made in lab/tools/demonstrations.py; this file trains, evaluates and
 saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters with Adam. The
@@ -13,7 +13,7 @@ A real model rarely solves a problem, so its answers hardly differ in reward, an
 such differences. After this cold start the answers to a problem differ in reward more often. Unless
 flags say otherwise, a real model gets 120 updates with AdamW, of 8 demonstrations each. Only the
 upper half of its layers is trained: on a CPU this saves a third of the time and much memory. To
-train such a model further, give its folder to --start, and another --seed.
+train such a model further, give its folder to --model, and another --seed.
 """
 import json
 import random
@@ -39,8 +39,8 @@ from qwen2_model import ModelConfig, small_files
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
     "size": Flag("medium", "size of a new model. That of models/tiny is medium", choices=SIZES,
-                 requires=(lambda values: values.start is None, "a new model")),
-    "start": Flag(None, "folder of a model to start from, instead of a new one of --size. It is "
+                 requires=(lambda values: values.model is None, "a new model")),
+    "model": Flag(None, "folder of a model to start from, instead of a new one of --size. It is "
                         "one that this program has made, or a real one"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
     "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
@@ -71,7 +71,7 @@ REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tok
 
 def main(argv: list[str]) -> None:
     flags = read(argv, "python -m lab warmup [flags]", __doc__, FLAGS)
-    start = find_folder(flags.start) if flags.start else None
+    start = find_folder(flags.model) if flags.model else None
     tokenizer = load_tokenizer(start) if start else make_tokenizer()
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
     if is_real:

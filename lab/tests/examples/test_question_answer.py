@@ -125,8 +125,8 @@ def test_solved_questions_are_earlier_turns_and_are_not_trained_on(file):
 
 
 @pytest.mark.parametrize("rows, flags, said", [
-    ([{"question": "a", "answer": "none"}] * 2, {},
-     "line 1: --match number finds no answer in 'none'"),
+    ([{"question": "a", "answer": "so #### ✓ 1"}] * 2, {},
+     "line 1: --match number finds no answer at the start of '✓ 1'"),
     ([{"q": "a"}], {}, 'line 1: expected {"question": "...", "answer": "..."}'),
     (["text"], {}, "line 1: expected"), ([{"question": "", "answer": 1}], {}, "line 1: expected"),
     ([{"question": "a", "answer": True}], {}, "line 1: expected"),

@@ -384,7 +384,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--num_epochs 3", "Training is --steps long. --epochs is"), ("--bf16", "--dtype bfloat16"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),
-    (f"--task {json.__file__}", "there is no such file"),
+    (f"--task {json.__file__}", f"this file lies outside of {ROOT}"),
     ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation whose weights are rescaled"),

@@ -215,7 +215,7 @@ def test_what_a_reward_of_trl_cannot_have_is_told():
     rows = [{"prompt": prompt, "target": n} for n, prompt in enumerate(PROMPTS)]
     task = task_of(rows, reward)
     assert re.match(r"reward \(.*test_tasks.py:\d+\) should take the arguments that a problem has "
-                    r"\(completions\): missing a required argument: 'goal'",
+                    r"\(prompts, completions, target\): missing a required argument: 'goal'",
                     refusal(task.score, rows[0], "a"))
     assert task_of([{**row, "goal": 1} for row in rows], reward).score(
         {**rows[0], "goal": 1}, "a")["reward"] == 1

@@ -161,7 +161,7 @@ def test_the_interval_is_over_the_problems():
 
 def test_a_run_is_asked_before_and_after_and_nothing_is_written(recorded, capsys):
     files = everything(recorded)
-    pass_at_k.main([str(recorded), "--tries", "4", "--problems", "5", "--seed", "3"])
+    pass_at_k.main([str(recorded), "--answers", "4", "--problems", "5", "--seed", "3"])
     printed = capsys.readouterr().out
     assert files == everything(recorded)
     assert "4 tries at each of 5 held-out problems" in printed

@@ -89,7 +89,7 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick
 def test_training_goes_on_from_the_weights_of_a_folder(tmp_path, monkeypatch, quick):
     """Without an update they stay as they are."""
     monkeypatch.setattr(warmup, "train", lambda *_: None)
-    warmup.main([*quick, "--start", str(TINY), "--out", str(tmp_path / "on")])
+    warmup.main([*quick, "--model", str(TINY), "--out", str(tmp_path / "on")])
     weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "on")]
     assert weights[0] == weights[1]
     assert json.loads((tmp_path / "on/recipe.json").read_text()) == warmup.RECIPE
@@ -115,7 +115,7 @@ def real(learner, tmp_path):
 def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, monkeypatch, quick,
                                                                     real):
     monkeypatch.setitem(warmup.REAL_RECIPE, "eval_tasks", 4)
-    warmup.main([*quick, "--start", str(real), "--right", "--out", str(tmp_path / "warm")])
+    warmup.main([*quick, "--model", str(real), "--right", "--out", str(tmp_path / "warm")])
     before, after = (read_model_folder(folder) for folder in (real, tmp_path / "warm"))
     changed = {name for (name, a), b in zip(before.named_parameters(), after.parameters())
                if not torch.equal(a, b)}
