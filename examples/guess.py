@@ -112,25 +112,15 @@ class Task:
         prompt = self.prompt_for(self.extreme_problems()[0])
         return Tree(prompt, self.highest, self.tries, tokenizer)
 
-    def true_credit(self, rollouts: Rollouts, policy: Policy, turn_gets: str) -> Tensor:
-        """(B, T): what each token gets from --advantage turn_credit (lab/credit/turns.py). The
-        credit is the value after the token minus the value before it, where no reply is there
-        yet."""
+    def true_credit(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        """(B, T): what each token gets from --advantage turn_credit (lab/credit/turns.py), the
+        value after the token minus the value before it, where no reply is there yet."""
         with torch.no_grad():
             tree = self.tree(policy.tokenizer).evaluate(policy.model)
         found = torch.zeros_like(rollouts.log_prob)
-        for row, reward in enumerate(rollouts.reward.tolist()):
-            places = list(tree.places(rollouts, row))
-            # before each turn; and at the end, where the value is the reward
-            values = [tree.values_at(place)[0] for place in places if place.guess < 0] + [reward]
-            turn = -1
-            for place in places:
-                turn += place.guess < 0
+        for row in range(len(rollouts.ids)):
+            for place in tree.places(rollouts, row):
                 before, after = tree.values_at(place)
-                if turn_gets == "with_luck":
-                    before, after = values[turn], values[turn + 1]
-                elif turn_gets == "baseline":
-                    before, after = values[turn], reward
                 found[row, place.t] = after - before
         return found
 

@@ -30,11 +30,6 @@ from qwen2_model import stop_tokens
 from lab.engine.declared import Flag
 from lab.engine.errors import say
 
-Parts = Annotated[str, Flag(
-    "credit", "what a turn gets. credit: the expected reward after it and before the reply, minus "
-    "that before it. with_luck: the expected reward after the reply, minus that before the turn. "
-    "baseline: the reward of the answer, minus what could be expected before the turn, as from a "
-    "perfect critic", choices=("credit", "with_luck", "baseline"))]
 Redraws = Annotated[int, Flag(16, "how many problems are drawn again for each turn of an answer, "
                               "to ask the environment again", least=1, most=10_000)]
 Continuations = Annotated[int, Flag(
@@ -308,22 +303,18 @@ class turn_credit:
     continuations, for each of which a problem is drawn again that looks the same to a model that
     has read this far (`Redraw`)."""
 
-    def __init__(self, policy: Policy, *, turn_gets: Parts = "credit",
-                 continuations: Continuations = 0):
+    def __init__(self, policy: Policy, *, continuations: Continuations = 0):
         if continuations:
             refuse_without_replies("turn_credit", policy)
-            if turn_gets != "credit":
-                raise UserError(f"--turn_gets {turn_gets} is computed from the task's values, and "
-                                f"--continuations {continuations} samples the credit alone")
         elif not hasattr(policy.task, "true_credit"):
             raise UserError("--advantage turn_credit needs a task that knows the true credit of a "
                             f"turn, as examples.guess does: --task {policy.settings.task} has no "
                             "method true_credit. --continuations 4 samples it")
-        self.turn_gets, self.k, self.metrics = turn_gets, continuations, Metrics()
+        self.k, self.metrics = continuations, Metrics()
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
         if not self.k:
-            credit: Tensor = task_of(policy).true_credit(rollouts, policy, self.turn_gets)
+            credit: Tensor = task_of(policy).true_credit(rollouts, policy)
             return credit
         values, self.metrics = redrawn_values(rollouts, policy, self.k)
         return to_turns([[after - before for before, after in of_answer] for of_answer in values],
