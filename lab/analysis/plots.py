@@ -21,8 +21,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
 # A colour with a name has one meaning in all pictures and on the page (page.css). Arms and kinds of
 # tokens are too many for that: they take COLOURS in order, and a legend says which is which.
-TOKENS_COLOUR, GRADIENT_COLOUR, PUSH_COLOUR, CHANGE_COLOUR = (
-    GREY, COLOURS[5], "#332288", COLOURS[2])  # shares, and what is a sum of them
+GRADIENT_COLOUR = COLOURS[5]
 DPI = 108
 plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
