@@ -36,8 +36,7 @@ from lab.engine.errors import PROJECT, UserError
 from lab.engine.errors import refuse_undefined
 from lab.harness.tasks import CheckedTask, load_task
 from lab.engine.policy import derived_seed
-from lab.engine.rollouts import (OF_TURNS, UNSET, Rollouts, at_ends_of_turns, has_turns,
-                                 score_answers)
+from lab.engine.rollouts import Rollouts, has_turns, score_answers
 from lab.engine.tokens import OTHER, THINK, load_tokenizer, spelt_by
 from lab.countdown import annotate
 from grpo import to_every_token
@@ -76,9 +75,8 @@ class CreditGRPOTrainer(GRPOTrainer):
     advantage         a choice of --advantage, or such a function, in place of TRL's own advantage
     credit            a folder that does not exist yet, for analyze.py
     task              a module as of --task, whose Task names the tokens, and replies where an
-                      advantage asks it to (without_luck), and says what each turn is paid, if its
-                      reward is a list; without it <think> and <answer> make sections, and a token's
-                      own text says what kind it is
+                      advantage asks it to (without_luck); without it <think> and <answer> make
+                      sections, and a token's own text says what kind it is
     """
 
     def __init__(self, *arguments, mitigation="none", mitigation_flags=None, rescale="mean",
@@ -215,11 +213,8 @@ class Credit:
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
         rollouts = labelled(rollouts, self.tokenizer, self.task)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
-        scores = scores_of(trainer, scored.rewards)
-        if self.advantage is not None and self.task is not None and rollouts.turns:
-            rollouts = replace(rollouts, of_turns=rewards_of_turns(self.task, rollouts,
-                                                                   scores["reward"]))
-        return replace(rollouts, scores=scores, advantage=to_every_token(advantage, rollouts))
+        return replace(rollouts, scores=scores_of(trainer, scored.rewards),
+                       advantage=to_every_token(advantage, rollouts))
 
     def save_state(self, path: Path) -> None:
         if hasattr(self.weighting, "state_dict"):
@@ -405,23 +400,6 @@ def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
     if (task and has_turns(task)) or not batch.mask.equal(batch.written):
         names.reply = None
     return score_answers(batch, tokenizer, names)
-
-
-def rewards_of_turns(task: CheckedTask, batch: Rollouts, reward: torch.Tensor) -> torch.Tensor:
-    """The rewards of turns (B, T), each at the last token of its turn; UNSET if the task rewards
-    answers alone. TRL's reward of an answer has to be the sum of its turns' rewards."""
-    found = []
-    for row, group in enumerate(batch.group.tolist()):
-        score = task.score(batch.problems[group], batch.turns[row])
-        if OF_TURNS not in score:
-            return UNSET
-        if abs(score["reward"] - float(reward[row])) > 1e-4 * max(1.0, abs(score["reward"])):
-            turns = f"{batch.turns[row]!r:.200}"
-            raise UserError(f"the task pays {score[OF_TURNS]} for the turns {turns}, "
-                            f"and TRL's reward of this answer is {float(reward[row]):g}. It should "
-                            "be the sum")
-        found.append(score[OF_TURNS])
-    return at_ends_of_turns(found, batch)
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
