@@ -13,7 +13,7 @@ import pytest
 import run as book
 import train
 from conftest import BOOK, ROOT, copy_of_the_book, refusal, write_lines
-from runs import assert_same_run, config_of, everything, lines, typed
+from runs import assert_same_run, config_of, edit_config, everything, lines, typed
 
 # small steps, each of which has a gradient
 SMALL = ["--threads", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "24", "--seed",
@@ -310,6 +310,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(project, capsys,
     assert f"{damaged} is damaged, so the run does not go on from it: {Path(file).name}" in said
     assert f"continuing {run} after step 2" in said
     assert_same_run(project / "whole", run)
+    edit_config(run, checkpoint_every=100)  # as if none had been due yet
     for path in run.glob("checkpoints/*/config.json"):
         path.write_text("{")
     before = everything(run)
