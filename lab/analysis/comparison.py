@@ -202,10 +202,13 @@ def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
     """The runs of each arm up to the newest step that all of them have, with their evaluations up
     to the one that is compared; and sentences about what is compared. Evaluations are compared
     after the same step, or, of arms of different lengths, at their ends if all had paid alike."""
-    parts = {}
+    parts, shorter = {}, ""
     for name, arm in arms.items():
-        end = min([run.last_step for run in arm.values()], default=0)
+        by_end = {run.last_step: run for run in arm.values()}
+        end = min(by_end, default=0)
         parts[name] = {seed: cut(run, end) for seed, run in arm.items()}
+        if len(by_end) > 1:
+            shorter += f"; {name} up to step {end}, the last one of {by_end[end].folder}"
     runs = [run for arm in parts.values() for run in arm.values()]
     ends, held_out = {run.last_step for run in runs}, evaluated_by_all(runs)
     what = f"Held-out success is compared after step {held_out}"
@@ -222,7 +225,7 @@ def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
     for run in runs:
         run.evaluations = [line for line in run.evaluations if line["step"] <= held_out]
     return parts, [f"{len(runs)} runs are compared, each arm up to the newest step that all of its "
-                   "runs have", what]
+                   f"runs have{shorter}", what]
 
 
 def cut(run: Run, step: int) -> Run:
