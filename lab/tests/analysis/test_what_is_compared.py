@@ -53,8 +53,8 @@ def test_runs_of_an_arm_are_compared_up_to_the_newest_step_that_all_have(tmp_pat
              for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
                                       (7, [0, 0], [0.9, 0.9]))]
     parts, said = comparable(arms_of([*other, *plain]))
-    assert said == ["5 runs are compared, each arm up to the newest step that all of its runs have; "
-                    f"mitigation none up to step 2, the last one of {tmp_path / 'p0'}",
+    assert said == ["5 runs are compared, each arm up to the newest step that all of its runs have"
+                    f"; mitigation none up to step 2, the last one of {tmp_path / 'p0'}",
                     "Held-out success is compared after step 2"]
     assert {line["step"] for arm in parts.values() for run in arm.values()
             for line in run.evaluations} == {0, 2}
