@@ -47,7 +47,6 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
-REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
 Value = str | float | None
@@ -218,11 +217,6 @@ def numbers_of_group(answers: dict[str, np.ndarray], b: int, formula: str) -> Nu
     std = group_mean((reward - mean).square(), group).sqrt()
     of_group = answers["reward"][answers["group"] == answers["group"][b]]
     rewards = Counter(map(rounded, of_group))
-    most_common = rewards.most_common(REWARDS)
-    counts = [f"{count} got {value}" for value, count in most_common]
-    others = rewards.total() - sum(count for _, count in most_common)
-    if others:
-        counts.append(f"{others} others")
     parts = []
     for name, values in sorted(answers.items()):
         part = name.removeprefix(PART)
@@ -231,7 +225,7 @@ def numbers_of_group(answers: dict[str, np.ndarray], b: int, formula: str) -> Nu
             parts.append(f"{part} = {rounded(values[b])}")
     return {
         "answers": rewards.total(),
-        "rewards": ", ".join(counts),
+        "rewards": ", ".join(f"{count} got {value}" for value, count in rewards.most_common()),
         "mean": rounded(mean[b]),
         "std": rounded(std[b]),
         "reward": rounded(answers["reward"][b]),

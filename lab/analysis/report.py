@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 from analyze import MEASURES
 from lab.analysis.comparison import in_short
-from lab.analysis.run_folders import PLAIN_SETTINGS, Run, task_of
+from lab.analysis.run_folders import PLAIN_SETTINGS, Run, task_named, task_of
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
 from lab.harness.versions import changes_of_run
@@ -11,7 +11,7 @@ from lab.harness.versions import changes_of_run
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A sentence that says which task a run has, and what solves one of its problems."""
-    if "task" not in config:
+    if not task_named(config):
         return "The task is not on record."
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
     return f"In {task_name(config)} a problem is solved if {means}."
@@ -19,7 +19,7 @@ def task_in_words(config: Mapping[str, object]) -> str:
 
 def task_name(config: Mapping[str, object]) -> str:
     """Countdown, of countdown_task"""
-    return str(config["task"]).removesuffix("_task").replace("_", " ").capitalize()
+    return task_named(config).removesuffix("_task").replace("_", " ").capitalize()
 
 
 def opening(run: Run) -> list[str]:
@@ -72,18 +72,12 @@ def main_evaluations(run: Run) -> list[Json]:
 
 
 def describe(run: Run) -> str:
-    """Sentences that say what was trained, and how."""
+    """A sentence that says what was trained, and how."""
     config = run.config
     model = config.get("model", "an unknown model")
     method = (f"the weighting {config['mitigation']} and the advantage "
               f"{config.get('advantage', 'grpo')}")
-    text = f"{run.folder} trained {model} with {method}, seed {config.get('seed', 0)}."
-    sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
-    if not sampled == on_record == 1:
-        joint = "and" if sampled == on_record else "but"
-        text += (f" It was sampled at temperature {sampled}, {joint} log p, entropy and s were "
-                 f"computed at temperature {on_record}.")
-    return text
+    return f"{run.folder} trained {model} with {method}, seed {config.get('seed', 0)}."
 
 
 def title_of(run: Run) -> str:
@@ -95,7 +89,7 @@ def title_of(run: Run) -> str:
         if name != plain:
             words.append(f"{axis.replace('mitigation', 'weighting')} {name}")
     method = ", ".join(words) or "plain GRPO"
-    of_task = f" on {task_name(config)}" if "task" in config else ""
+    of_task = f" on {task_name(config)}" if task_named(config) else ""
     count = f"{config['steps']} steps"
     if not run.is_done:
         count = f"{run.last_step} of {count}"

@@ -158,13 +158,17 @@ def share_seen_before(run: Run) -> float:
     return 1 - different / len(prompts) if different > 1 else 0.0
 
 
+def task_named(config: Mapping[str, Any]) -> str:
+    """The module of a run's task; empty if it is not on record. No setting of a run of the book
+    names its only task."""
+    return str(config.get("task", "countdown_task" if "numbers" in config else ""))
+
+
 def task_of(config: Mapping[str, object]) -> type | None:
     """The class of a run's task; None if the task is not on record, or its module is not there any
     more."""
-    if "task" not in config:
-        return None
     try:
-        return load_task(config["task"])
+        return load_task(task_named(config)) if task_named(config) else None
     except (UserError, OSError):  # a name that no file can have
         return None
 

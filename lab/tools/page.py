@@ -2,8 +2,8 @@
 
     python -m lab page runs/none-grpo-s0
 
-It needs no model. Its tables are those that `python analyze.py RUN` prints. page.html and the
-learning curve are written into --output_dir.
+It needs no model. Its tables are those that `python analyze.py RUN` prints, and of Countdown one
+more: where the success comes from. page.html and the learning curve are written into --output_dir.
 """
 import textwrap
 from pathlib import Path
@@ -15,6 +15,7 @@ from lab.analysis.answers import answers_of
 from lab.analysis.html_page import (figure_of, folded, paragraphs, section_of, viewer,
                                     write_page)
 from lab.analysis.run_folders import Run, existing
+from lab.analysis.successes import successes
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
@@ -40,17 +41,20 @@ def main(argv: list[str]) -> None:
     show_status("sums over the credit files")
     tally = Tally(run) if run.credit else None
     answers = answers_of(run) if run.credit else []
+    success = successes(run)
     folder = Path(flags.output_dir or run.folder / "analysis")
     folder.mkdir(parents=True, exist_ok=True)  # now there is something to write
     show_status("the page")
     sentences = report.opening(run)
     body = [paragraphs([report.task_in_words(run.config)]), paragraphs(sentences, "lead"),
             paragraphs([report.describe(run)], "note"),
-            *body_of(run, tally, tables_of(run, tally), folder)]
+            *body_of(run, tally, success, tables_of(run, tally), folder)]
     write_page(folder / "page.html", report.title_of(run), body, answers, shown_evaluations(run))
     show_status("")
     for sentence in sentences:
         say(textwrap.fill(sentence, 100))
+    if success.rows:
+        say(f"\n{success.as_text()}")
     say_what_went_wrong(run.folder)
     if tally:
         say("To follow one token through a step: "
@@ -88,8 +92,10 @@ def tables_of(run: Run, tally: Tally | None) -> list[Table]:
     return tables
 
 
-def body_of(run: Run, tally: Tally | None, tables: list[Table], folder: Path) -> list[str]:
-    """The body of the page: the run step by step, and below it, folded, the tables."""
+def body_of(run: Run, tally: Tally | None, success: Table, tables: list[Table],
+            folder: Path) -> list[str]:
+    """The body of the page: the run step by step, where its success comes from, and below it,
+    folded, the tables."""
     curve = ""
     if max(len(run.metrics), len(run.evaluated())) > 1:
         what = ("Share of answers that solve their problem" if run.measure == "success"
@@ -99,4 +105,4 @@ def body_of(run: Run, tally: Tally | None, tables: list[Table], folder: Path) ->
     sections = [section_of(table) for table in tables]
     legend = paragraphs([LEGEND] if tally else [], "note")
     tables_below = [folded("The tables of this run", [legend, *sections])] if tables else []
-    return [viewer(curve), *tables_below]
+    return [viewer(curve), *([section_of(success)] if success.rows else []), *tables_below]

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_lines, write_log
-from known_runs import recorded
 from logs import plain_rows, random_log
 
 import analyze as book
@@ -137,15 +136,3 @@ def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
     folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
                        [{"step": steps}])
     assert report.title_of(Run(folder)) == said
-
-
-@pytest.mark.parametrize("known, said", [
-    ({}, ""),
-    ({"temperature": 0.8}, "at temperature 0.8, but log p, entropy and s were computed at "
-                           "temperature 1."),
-    ({"temperature": 0.8, "columns_temperature": 0.8}, "0.8, and log p, entropy and s were "
-     "computed at temperature 0.8.")])
-def test_the_temperature_is_that_which_the_columns_are_at(known, said):
-    """Whoever writes a record says it; without a word it is 1."""
-    text = report.describe(recorded(config={"mitigation": "none", **known}))
-    assert text.endswith(said) and ("temperature" in text) == bool(said)
