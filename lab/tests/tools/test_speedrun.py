@@ -13,7 +13,8 @@ from countdown_task import Problem, content_of, is_held_out
 from lab.engine.errors import UserError
 from lab.judged_task import Task, is_judged, judged_problems
 from lab.tools import speedrun
-from lab.tools.speedrun import Patch, breaches, lower_bound, share_of_time, verdict
+from lab.tools.planned_runs import make_runs
+from lab.tools.speedrun import Patch, breaches, lower_bound, planned, share_of_time, verdict
 from lab_runs import run
 from runs import edit_config
 
@@ -126,32 +127,40 @@ def test_share_of_time_is_that_of_half_the_default_run(tmp_path):
 
 LOOP = "lab/harness/loop.py"
 SAMPLED = "        rollouts.step, rollouts.generator = step"
+SHORT = patch_of(speedrun.RECIPE, '"steps": 50', '"steps": 1')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file, before, after, said", [
-    (speedrun.RECIPE, '"steps": 50', '"steps": 1', "no record: "),
     (LOOP, "run.task.training_problems(s.seed, step, s.questions)",
-     "[__import__('countdown_task').Problem((1, 1, 2), 2)] * s.questions", "void: patch-s"),
+     "[__import__('countdown_task').Problem((1, 1, 2), 2)] * s.questions",
+     "1 1 2 make 2, which is one of the judge's problems"),
     (LOOP, SAMPLED, f"        rollouts.scores['reward'] += 1\n{SAMPLED}",
-     "void: the rewards of step 1 are not those of the task"),
+     "the rewards of step 1 are not those of the task"),
     (speedrun.RECIPE, '"steps": 50', '"max_new_tokens": 120,\n  "steps": 1',
-     "void: --max_new_tokens is 120")])
-def test_main_judges_a_change_and_cheats(tmp_path, monkeypatch, file, before, after, said):
-    """With two seeds and a step instead of eight and fifty; the record's are as many."""
-    assert is_judged(Problem((1, 1, 2), 2))
-    monkeypatch.setattr(speedrun, "SEEDS", 2)
-    monkeypatch.setattr(speedrun, "PLAIN_STEPS", 1)
-    monkeypatch.setattr(speedrun, "HOME", tmp_path)
-    monkeypatch.setattr(speedrun, "judged_problems", lambda task: judged_problems(task)[:64])
-    short = patch_of(speedrun.RECIPE, '"steps": 50', '"steps": 1')
-    monkeypatch.setattr(speedrun, "standing", lambda of_class: Patch("fast", short))
+     "--max_new_tokens is 120")])
+def test_planned_runs_that_cheat_are_found(made, tmp_path, file, before, after, said):
     text = patch_of(file, before, after)
     if file != speedrun.RECIPE:
-        text += short.removeprefix(HEAD)
-    (tmp_path / "mine.patch").write_text(text)
+        text += SHORT.removeprefix(HEAD)
+    run, = planned(Patch("mine", text), "patch", tmp_path, [5])
+    failed = make_runs([run], "", 1)
+    assert said in (failed.get("patch") or breaches(run.folder, made)[0])
+
+
+@pytest.mark.slow
+def test_main_judges_a_change_once(tmp_path, monkeypatch):
+    """With two seeds and a step instead of eight and fifty; the record's are as many."""
+    monkeypatch.setattr(speedrun, "SEEDS", 2)
+    monkeypatch.setattr(speedrun, "PLAIN_STEPS", 1)
+    monkeypatch.setattr(speedrun, "HOME", tmp_path / "home")
+    monkeypatch.setattr(speedrun, "judged_problems", lambda task: judged_problems(task)[:64])
+    monkeypatch.setattr(speedrun, "standing", lambda of_class: Patch("fast", SHORT))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "mine.patch").write_text(SHORT)
     speedrun.main([str(tmp_path / "mine.patch"), "--runs", str(tmp_path / "runs")])
     line, = speedrun.attempts()
-    assert line["verdict"].startswith(said), line
+    assert line["success"] == line["of_record"] and len(line["success"]) == 2
+    assert line["verdict"].startswith("no record: +0.0 points over fast")
     with pytest.raises(UserError, match="was judged before"):
-        speedrun.main([str(tmp_path / "mine.patch")])
+        speedrun.main([str(tmp_path / "home/mine.patch")])
