@@ -16,7 +16,7 @@ BATCH = ("A step has --questions times --answers answers. --micro_batch of them 
          "time")
 TRACK = "--track tensorboard shows a run's curves. There is no wandb"
 MEMORY = "No weights are quantized. --lora 1 and a smaller --micro_batch need less memory"
-CONSTANT = "The learning rate is constant"
+CONSTANT = "The learning rate is constant, or falls with --decay linear"
 INSTEAD = {  # of flags that there are none of: what there is
     "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": BATCH,
     "report_to": TRACK, "wandb": TRACK, "load_in_4bit": MEMORY, "load_in_8bit": MEMORY,
@@ -27,6 +27,8 @@ INSTEAD = {  # of flags that there are none of: what there is
     "lr_scheduler_type": CONSTANT, "warmup_ratio": CONSTANT, "warmup_steps": CONSTANT,
     "loss_type": "--loss_norm sequence is TRL's grpo and token its dapo. --loss_norm constant with "
                  "--advantage dr_grpo is its dr_grpo",
+    "top_entropy_quantile": "0.2 is --mitigation entropy_masking --mask_percentile 80 --rescale "
+                            "none",
     "top_p": "Every token may be sampled", "top_k": "Every token may be sampled"}
 INSTEAD["num_train_epochs"] = INSTEAD["num_epochs"]
 

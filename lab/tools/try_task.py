@@ -66,6 +66,7 @@ FOR_TRL: dict[tuple[str, object], Json] = {  # values of fields that are named o
     ("scale_rewards", "group"): {"advantage": "grpo"},
     ("scale_rewards", True): {"advantage": "grpo"},
     ("mask_truncated_completions", True): {"drop_unfinished": True},
+    ("lr_scheduler_type", "linear"): {"decay": "linear"},
     ("bf16", True): {"dtype": "bfloat16"}}
 
 
@@ -125,23 +126,40 @@ def flags_of_task(given: str | None) -> Json:
 
 
 def flags_of_config(path: Path) -> Json:
-    """The flags that mean the fields of a GRPOConfig. It is said what becomes of each field."""
-    fields, found, said = read_json(path), Json(), list[str]()
+    """The flags that mean the fields of a GRPOConfig. It is said what becomes of each field that
+    asks for something: a whole config has most of them at None or False."""
+    fields, found, said, others = read_json(path), Json(), list[str](), list[str]()
+    if fields.get("epsilon_high") is None:
+        fields["epsilon_high"] = fields.get("epsilon")
     for name, value in fields.items():
-        mine = FOR_TRL.get((name, value if isinstance(value, (str, bool)) else str(value)))
-        flag = ELSEWHERE.get(name, name)
-        if mine is None and flag in OPTIONS and flag not in ("out", "model", "data", "task"):
-            mine = {flag: value}
-        if mine is not None:
-            found |= mine
-            said.append(f"  {name} {value}: " + " ".join(f"--{f} {v}" for f, v in mine.items()))
-        else:
-            said.append(f"  {name} {value}: {INSTEAD.get(name, 'has nothing here')}")
+        mine, about = meaning_of(name, value, fields.get("num_iterations", 1))
+        found |= mine
+        if about:
+            said.append(f"  {name} {value}: {about}")
+        elif not (value is None or value is False or value == -1):
+            others.append(name)
     if batch := problems_in_a_step(fields):
         found["questions"] = batch
         said.append(f"  so a step has {batch} problems: --questions {batch}")
+    if others:
+        said.append(f"  nothing here: {', '.join(others)}")
     say("\n".join([f"The fields of {path}:", *said, ""]))
     return found
+
+
+def meaning_of(name: str, value: object, passes: int) -> tuple[Json, str]:
+    """The flags that mean a field, and what is said of it, which is nothing if there is none."""
+    flags = FOR_TRL.get((name, value if isinstance(value, (str, bool)) else str(value)))
+    flag = ELSEWHERE.get(name, name)
+    if flags is None and (value is None or value is False or value == -1):
+        return {}, ""
+    if flag in ("clip_low", "clip_high") and passes == 1:
+        return {}, "nothing is clipped in one pass"
+    if flags is None and flag in OPTIONS and flag not in ("out", "model", "data", "task"):
+        flags = {flag: value}
+    if flags is None:
+        return {}, INSTEAD.get(name, "")
+    return flags, " ".join(f"--{one} {typed(chosen)}" for one, chosen in flags.items())
 
 
 def problems_in_a_step(fields: Json) -> int:

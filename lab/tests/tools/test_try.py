@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import refusal
+from conftest import ROOT, refusal
 from lab.harness.settings import make_settings
 from lab.tools import try_task
 from lab.tools.prospects import (CANNOT, CHANCE, FORM, LEARNS, Group, paid_for_being_right, verdict)
@@ -36,14 +36,31 @@ def test_the_fields_of_a_script_for_trl_become_flags(capsys, tmp_path):
     path.write_text(json.dumps({
         "learning_rate": 1e-5, "num_generations": 4, "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 3, "loss_type": "dr_grpo", "scale_rewards": False,
-        "beta": 0.04, "mask_truncated_completions": True, "use_vllm": True, "foo": 1}))
+        "beta": 0.04, "mask_truncated_completions": True, "use_vllm": True, "foo": 1,
+        "epsilon": 0.1, "epsilon_high": None, "max_steps": -1, "eval_steps": None}))
     flags = try_task.flags_of_config(path)
     said = capsys.readouterr().out
     s = make_settings(flags)
     assert (s.learning_rate, s.answers, s.questions, s.kl) == (1e-5, 4, 6, 0.04)
     assert (s.advantage, s.loss_norm, s.drop_unfinished) == ("dr_grpo", "constant", True)
     assert "use_vllm True: This program samples by itself" in said
-    assert "foo 1: has nothing here" in said
+    assert "epsilon_high 0.1: nothing is clipped in one pass" in said
+    assert said.endswith("nothing here: foo\n\n") and "max_steps" not in said
+
+
+def test_flags_of_config_says_of_each_field_what_the_page_says(capsys, tmp_path):
+    page, path = (ROOT / "docs/reference/trl.md").read_text("utf-8"), tmp_path / "config.json"
+    rows = re.findall(r"^\| (`\w+ .*) \| (.*) \|$", page, flags=re.M)
+    assert len(rows) == 18
+    for fields, here in rows:
+        values = {name: json.loads(text.lower()) if text[0] in "0123456789T" else text
+                  for name, text in re.findall(r"`(\w+) (\S+)`", fields)}
+        path.write_text(json.dumps({"num_iterations": 2} | values))
+        try_task.flags_of_config(path)
+        name, value = [*values.items()][0]
+        here = here.replace("`", "")
+        said = f"{here}: {', '.join(values)}" if len(values) > 1 else f"{name} {value}: {here}"
+        assert f"  {said}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given, words", [
