@@ -1,16 +1,13 @@
 """What do these weights do to these tokens? Sentences about the tokens of some batches.
 
 The gradient's size at the logits is abs(A) w s for each token (`gradient_size` in mitigations.py).
-So it is said which kinds of token get more of the gradient than in plain GRPO, and how much of all
-weight the heaviest tokens have.
+So it is said which kinds of token get more of the gradient than in plain GRPO.
 """
 import numpy as np
 import torch
 
 from lab.engine.tokens import KINDS
 
-TENTH = 0.1
-ROUNDING = 1e-5  # weights that differ by no more than this share are equal
 RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
@@ -29,28 +26,16 @@ def share_gains(kind: np.ndarray, *sizes: np.ndarray) -> str:
 
 
 def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: np.ndarray,
-                   advantage: np.ndarray, weight: np.ndarray, as_returned: np.ndarray,
+                   advantage: np.ndarray, weight: np.ndarray,
                    tells_tokens_apart: bool = True) -> list[str]:
     """Lines about some tokens, (n,) each: their kind, s, plain GRPO's advantage, and the idea's
-    advantage and weight. `as_returned` are the weights before they were rescaled: each batch has
-    another factor, and with it equal weights would no longer be equal."""
+    advantage and weight."""
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
     gains = share_gains(kind, size, usual_size)
-    amount = weight if is_weighting else np.abs(advantage)
-    heaviest = amount[is_heaviest(as_returned if is_weighting else amount)]
-    share = in_percent(len(heaviest) / len(amount))
-    of_all = heaviest.sum() / max(amount.sum(), 1e-30)
-    heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"
-    if not is_weighting:
-        heaviest_tokens = f"the {share} of the tokens with the largest advantages"
-        sum_of_all = "the sum of abs(A)"
     if not usual_size.any():
         return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
                 "nothing to compare with"]
-    lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
-             f"{heaviest_tokens} have {in_percent(of_all)} of {sum_of_all}"]
-    if len(heaviest) == len(amount):
-        lines[1] = "all tokens have the same share of " + sum_of_all
+    lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}"]
     if not is_weighting:
         both = (advantage != 0) & (usual != 0)
         turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
@@ -60,19 +45,3 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
         return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
                         "between them"]
     return lines
-
-
-def is_heaviest(weight: np.ndarray) -> np.ndarray:
-    """(n,) bool: about a tenth of the tokens, the heaviest. Those that have the same weight as the
-    last of the tenth stay together: they are all in, or all out if that comes closer to a tenth,
-    as it does where few tokens are lifted above all others."""
-    of_last = np.sort(weight)[::-1][max(1, round(TENTH * len(weight))) - 1]
-    with_equals = np.asarray(weight >= of_last * (1 - ROUNDING))
-    without_equals = np.asarray(weight > of_last * (1 + ROUNDING))
-    is_closer = TENTH - without_equals.mean() < with_equals.mean() - TENTH
-    return without_equals if without_equals.any() and is_closer else with_equals
-
-
-def in_percent(share: float) -> str:
-    """A share below one percent has a digit more: it is not 0."""
-    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"

@@ -189,13 +189,12 @@ def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -
             notes.add(metrics["weight_note"])
         by_token |= differs_within(weight, mine.mask)
         s = gradient_size(batch.log_prob, batch.collision)
-        as_returned = weight / (metrics["weight_factor"] or 1)
-        frames = (mine.kind, s, usual.advantage, mine.advantage, weight, as_returned)
+        frames = (mine.kind, s, usual.advantage, mine.advantage, weight)
         found.append([double(frame[mine.mask]) for frame in frames])
-    kind, *columns, as_returned = (torch.cat(parts).numpy() for parts in zip(*found))
+    kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
-    lines = about_gradient(is_weighting, kind.astype(int), *columns, as_returned, by_token)
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
     for line in [*lines, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
     return bool((kind != kind[0]).any())
