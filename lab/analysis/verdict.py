@@ -17,7 +17,7 @@ import numpy as np
 
 from lab.analysis.comparison import (AHEAD, AHEAD_ONCE, AT_EQUAL_TIME, AT_EQUAL_TOKENS, AT_THE_END,
                                      BEHIND, FEWEST_PAIRS, GREEDY_AT_THE_END, IN_TRAINING, LABELS,
-                                     NOT_SEEN, Arm, Arms, Gain, about_cost, called, comparable,
+                                     NOT_SEEN, Arms, Gain, about_cost, called, comparable,
                                      deciding, doubt_about_training, gain_over, gains, in_words,
                                      with_excluded)
 from lab.analysis.statistics import Estimate, holm
@@ -210,20 +210,12 @@ class Verdict:
         return found
 
     def about_rate(self) -> list[str]:
-        """If all arms had one learning rate, a sentence on that, and on how large the idea's
-        gradient is beside plain GRPO's."""
-        look = self.looks[-1]
-        rate, *others = {run.config["learning_rate"] for arm in look.values()
+        """If all arms had one learning rate, a sentence on that."""
+        rate, *others = {run.config["learning_rate"] for arm in self.looks[-1].values()
                          for run in arm.values()}
-        norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
-        if others:
-            return []
-        if not min(norms) > 0:
-            return [f"All arms had {self.other}'s learning rate, {rate:g}."]
-        return [f"All arms had {self.other}'s learning rate, {rate:g}, and another may suit "
-                f"{self.name} better: the norm of its gradient, before clipping, is "
-                f"{norms[0] / norms[1]:.2f} times that of {self.other}'s, as a mean over the steps."
-                " With --learning_rate all arms are trained at another."]
+        return [] if others else [
+            f"All arms had {self.other}'s learning rate, {rate:g}, and another may suit "
+            f"{self.name} better. With --learning_rate all arms are trained at another."]
 
     def about_choices(self) -> list[str]:
         """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their
@@ -246,14 +238,6 @@ class Verdict:
             found.append("A placebo is the random choice: it has the same numbers at other "
                          f"{self.shuffled}.")
         return found
-
-
-def mean_norm(runs: Arm) -> float:
-    """The mean norm of the gradient before clipping, over the steps of these runs that had one; nan
-    if none had."""
-    norms = [line.get("gradient_norm") for run in runs.values() for line in run.metrics]
-    known = [norm for norm in norms if norm]
-    return float(np.mean(known)) if known else float("nan")
 
 
 def is_the_same(gain: Gain) -> bool:
