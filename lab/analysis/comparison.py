@@ -46,7 +46,7 @@ from lab.harness.record import Json
 from lab.harness.screen import say
 from lab.countdown import Task
 from lab.harness.flags import flags_of
-from lab.harness.settings import GONE, NOT_SETTINGS, LabSettings
+from lab.harness.settings import NOT_SETTINGS, LabSettings
 from lab.harness.versions import (PLAIN, Version, changes_of_run, chosen_in, differing, digest_of,
                                   versions_of)
 from run import code_folders
@@ -75,8 +75,8 @@ Arms = Mapping[str, Arm]
 # arms are compared at steps that all have.
 NOT_OF_ARM = {*NOT_SETTINGS, "seed", "out", "threads", "checkpoint_every", "change_every",
               "eval_every", "micro_batch", "steps", "eval_tasks"}
-DEFAULTS = GONE | {name: flag.default for owner in (LabSettings, Task)
-                   for name, flag in flags_of(owner).items()}
+DEFAULTS = {name: flag.default for owner in (LabSettings, Task)
+            for name, flag in flags_of(owner).items()}
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
@@ -99,18 +99,17 @@ def settings_of(run: Run) -> Json:
     config.json lacks has its default."""
     of_methods = {name: flag.default for name, flag in flags_of_methods(run.config).items()}
     known = sorted((DEFAULTS | of_methods | run.config).items())
-    changes, by = changes_of_run(run.folder, run.config), "an earlier version"
-    if code := code_folders(run.folder):
-        by = "the lab" if (code[-1] / "lab/run.py").exists() else "the book"
+    changes, code = changes_of_run(run.folder, run.config), code_folders(run.folder)
+    is_of_lab = code and (code[-1] / "lab/run.py").exists()
+    changed = [f"after step {step}: {in_short(labels)}" for step, labels in changes.items()]
     return {name: value for name, value in known if name not in NOT_OF_ARM} | {
-        "made by": by, "changed": ", ".join(f"after step {step}: {in_short(labels)}"
-                                            for step, labels in changes.items()) or "never"}
+        "made by": "the lab" if is_of_lab else "the book",
+        "changed": ", ".join(changed) or "never"}
 
 
 def version_of_run(run: Run, chosen: Collection[str]) -> Version:
-    """The code that made its last steps, and digests of data. Of a run of earlier versions there
-    are digests alone, also of definitions."""
-    digests: dict[str, str] = run.config.get("made_of") or run.config.get("functions", {})
+    """The code that made its last steps, and digests of data."""
+    digests: dict[str, str] = run.config.get("made_of", {})
     return (*newest_code(run, chosen), *sorted(digests.items()))
 
 
@@ -251,8 +250,8 @@ def evaluated_by_all(runs: Sequence[Run]) -> int:
 
 
 def have_same_problems(runs: Sequence[Run]) -> bool:
-    """By the digest of each run's held-out problems; an older run has only those that an evaluation
-    shows."""
+    """By the digest of each run's held-out problems; a run of the book has only those that an
+    evaluation shows."""
     known = [run.config.get("held_out_problems") or [one["problem"] for one in line["shown"]]
              for run in runs for line in run.evaluations[:1]]
     return all(one == known[0] for one in known)

@@ -184,7 +184,7 @@ def flags_of_methods(config: Mapping[str, object]) -> dict[str, Flag]:
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
-    """The columns of a step's credit file. Files of earlier versions have no column `step`."""
+    """The columns of a step's credit file."""
     path = credit_path(run, step)
     columns = analyze.columns_in(path)
     for wrong in damages_of(columns):

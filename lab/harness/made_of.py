@@ -36,10 +36,8 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
 
 
 def changed_data(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """The files whose content of then is in none of now. A run of earlier versions has also digests
-    of definitions, as of "policy_loss (grpo.py)"."""
-    return {name: digest for name, digest in before.items()
-            if digest not in now.values() and not name.endswith(")")}
+    """The files whose content of then is in none of now."""
+    return {name: digest for name, digest in before.items() if digest not in now.values()}
 
 
 def files_of_model(folder: Path) -> set[Path]:

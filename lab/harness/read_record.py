@@ -12,7 +12,7 @@ from run import checkpoints, of_steps
 
 MODES = 2  # lines of evaluations.jsonl for each evaluation: sampled and greedy
 # entries of config.json that are no settings, which some files here and in analysis/ look into
-ENTRIES = {"made_of": dict, "functions": dict, "versions": dict, "changed": list, "finished": int}
+ENTRIES = {"made_of": dict, "versions": dict, "changed": list, "finished": int}
 
 
 def run_config(run: Path) -> Json:

@@ -111,11 +111,8 @@ CONTINUE = {
     "continue": Flag(False, "resume the run if its folder exists and has the same settings"),
     "config": Flag(None, "take the settings from a run's config.json. Typed flags override them")}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "torch", "versions", "git_commit", "model_config", "reward", "ranks", "notes",
-    "held_out_problems", "functions", "columns_temperature", "made_of", "changed", "finished",
-    "trained_parameters")
-# settings of earlier runs, and their defaults
-GONE = {"warmup_steps": 0, "noise_parts": 0, "clip_kind": "ppo", "entropy_bonus": 0.0}
+    "versions", "git_commit", "model_config", "reward", "notes", "held_out_problems",
+    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 HINT = "--help all lists the flags"  # the end of a message about an unknown one
@@ -180,8 +177,7 @@ def known_values(path: object, values: Json, flags: dict[str, Flag]) -> Json:
     advantage are left out, and a setting of no run is an error."""
     known = flags_for(DEFAULTS | values)
     for name, value in values.items():
-        is_gone = name in GONE and value == GONE[name]
-        if name not in known and name not in NOT_SETTINGS and not is_gone:
+        if name not in known and name not in NOT_SETTINGS:
             raise UserError(f"{path} has the unknown setting {name}")
     return {name: values[name] for name, flag in known.items()
             if name in values and flags.get(name) == flag}

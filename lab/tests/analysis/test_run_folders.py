@@ -61,7 +61,6 @@ def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch
     ("learning_rate", None, "--learning_rate None: should be a finite number"),
     ("task", 7, "--task 7: should be a text"),
     ("made_of", None, "made_of is None, and should be another thing"),
-    ("functions", None, "functions is None, and should be another thing"),
     ("changed", "grpo.py", "changed is 'grpo.py', and should be another thing")])
 def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):
     edit_config(run, **{name: value})

@@ -90,8 +90,7 @@ def test_arms_of_two_lengths_meet_where_they_have_paid_alike(tmp_path, tokens, e
     assert reached == [0.5 if where == "at the ends" else 0, 0]
 
 
-OLD, OTHER = ({"made_of": {"policy_loss (grpo.py)": digest, "f (x.py)": "1"}} for digest in "01")
-CHANGED = [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
+CHANGED = [{"after_step": 2, "files": {"data.jsonl": "0"}}]
 CODE, EDITED, NEW = ({"code/grpo.py": text} for text in ("X = 1", "X = 2", "X = 1\nY = 1"))
 IDEA = {"code/grpo.py": "X = 1\n@advantage\ndef mine(rollouts):\n    return 1"}
 LATER = {**CODE, "code_after_000002/grpo.py": "X = 2"}
@@ -112,12 +111,7 @@ MOVED = {"code/grpo.py": "Y = 1\nX = 1"}
     (CODE, {**EDITED, "kl": 0.5}, "kl 0.5 another X (grpo.py)"),
     (CODE, {**IDEA, "advantage": "mine"}, "advantage mine"),
     ({**LAB, "made_of": {"x": "1"}}, {**LAB, "made_of": {"x": "2"}}, "another x"),
-    (OLD, OTHER, "another policy_loss (grpo.py)"),
-    (OLD, {"made_of": {**OTHER["made_of"], "f (x.py)": "2"}}, "another f (x.py) and 1 more"),
-    (OLD, {"made_of": {**OLD["made_of"], "g (x.py)": "2"}}, "another g (x.py)"),
-    (OLD, {**OLD, "changed": CHANGED}, "changed after step 2: policy_loss (grpo.py)"),
-    (OLD, {"mitigation": "mine", "made_of": {**OLD["made_of"], "mine (m.py)": "3"}},
-     "mitigation mine"), (OLD, CODE, "made by the book")])
+    (CODE, {**CODE, "changed": CHANGED}, "changed after step 2: data.jsonl")])
 def test_runs_of_other_settings_or_versions_are_no_one_arm(tmp_path, usual, one, name):
     """Three runs are of one arm, and the fourth, with the seed of the first, is not. It is named by
     what the others do not have, also where the others lack the setting and so have its default."""

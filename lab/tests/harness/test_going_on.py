@@ -147,7 +147,7 @@ def test_killed_before_its_model_is_left_a_run_is_not_finished(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Checkpoints, name, interrupt)
         run(*argv)
-    edit_config(tmp_path / "x", made_of={"policy_loss (grpo.py)": "0"})
+    edit_config(tmp_path / "x", made_of={"data.jsonl": "0"})
     run(*argv, "--continue")
     assert "changed" not in config_of(tmp_path / "x")  # of a run that starts again nothing has
     last = "checkpoints/step_000002/model.safetensors"

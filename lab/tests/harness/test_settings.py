@@ -234,8 +234,7 @@ def settings_of(argv: list[str]):
     ({}, AS_PUBLISHED, "", dict(epsilon=3.0, rescale="none")),
     ({"rescale": "mean"}, {}, "--mitigation inverse_logprob_as_published", dict(rescale="none")),
     ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
-    ({}, {"kl": 1, "git_commit": None, "ranks": 2, "clip_kind": "ppo"}, "",
-     dict(kl=1.0, ranks=ABSENT, clip_kind=ABSENT))])
+    ({}, {"kl": 1, "git_commit": None}, "", dict(kl=1.0, git_commit=ABSENT))])
 def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     """Also where the file names the model, whose recipe is then taken."""
     write(tmp_path / "recipe.json", recipe)
@@ -270,7 +269,6 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
 
 @pytest.mark.parametrize("recipe, config, typed, words", [
     ({}, {"nonsense": 1}, "", "c.json has the unknown setting nonsense"),
-    ({}, {"clip_kind": "x"}, "", "c.json has the unknown setting clip_kind"),
     ({}, {"task": []}, "", "--task []: should be a text"),
     ({}, {"steps": 1.5}, "", "should be a whole number"),
     ({}, {"gamma": 0.9}, "", "c.json has the unknown setting gamma"),
