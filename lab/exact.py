@@ -75,7 +75,7 @@ LEARNED_FROM = 50  # batches at most, by a method that keeps a state
 SUITED: dict[str, dict[str, Any]] = {
     "measured": {"measured_above": 0.0}, "turn_credit": {"continuations": 6},
     "without_luck": {"redraws": 6}, "vine": {"values_k": 1, "values_every": "1"},
-    "oracle": {"oracle_k": 1}, "learned_importance": {"importance_warmup": 0},
+    "learned_importance": {"importance_warmup": 0},
     "causal_ablation": {"ablate_every": 1}}
 
 

@@ -9,16 +9,14 @@ of answers that have the same prefix and then another token than y_t, continued 
 
 Only O_t is sampled. A_t is the difference of two values. The answers that go on with y_t are a part
 of both, and this part is computed instead of sampled. So a token that is nearly certain needs
-hardly any answers, and if every O_t is a mean of independent answers, A_t is unbiased. The
-advantage `measured` is A_t; the weighting `oracle` is only its size.
+hardly any answers, and if every O_t is a mean of independent answers, A_t is unbiased.
 """
-import math
 import typing
 
 import torch
 
 from lab.credit.monte_carlo import Positions, continuation_rewards
-from lab.engine.methods import Metrics, advantage, mitigation
+from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, double
@@ -27,12 +25,8 @@ from lab.engine.declared import Flag
 Count = typing.Annotated[int, Flag(4, "how many answers with another token in its place are "
                                       "sampled for each token that is measured", least=1,
                                    most=10_000)]
-Most = typing.Annotated[int, Flag(8, "how many answers are sampled that have another token in the "
-                                     "place of the measured one, if its probability is near 0; for "
-                                     "a likelier token there are fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "only tokens with 1 - p above this are measured; the "
                                            "others get credit 0", least=0, most=1)]
-CONFIDENT = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 
 @advantage
@@ -57,32 +51,6 @@ class measured:
         counts = [self.k] * len(positions)
         credit, self.metrics = credit_at(policy, rollouts, positions, counts)
         return credit
-
-
-@mitigation
-class oracle:
-    """The weight is the size of the token's credit, |V(after) - V(before)|, where V is the expected
-    reward. It is measured by Monte Carlo, which is expensive, so it serves as a reference for the
-    other weightings.
-
-    It is measured as by --advantage measured, at every token with 1 - p above 0.001, and with
-    oracle_k * (1 - p) sampled answers, rounded up. All other tokens get 0, because the credit of a
-    token of probability p is at most (1 - p) times the range of the reward. A token's sign is still
-    that of its answer's advantage. So this weighting is no upper bound for what credit can do;
-    --advantage measured is.
-    """
-
-    def __init__(self, policy: Policy, *, oracle_k: Most = 8):
-        refuse_other_temperatures(policy)
-        self.k = oracle_k
-        self.metrics: Metrics = {}
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        other_probability = probability_of_others(rollouts)
-        positions = (other_probability > CONFIDENT).nonzero().tolist()
-        counts = [math.ceil(self.k * other_probability[b, t].item()) for b, t in positions]
-        credit, self.metrics = credit_at(policy, rollouts, positions, counts)
-        return credit.abs()
 
 
 def refuse_other_temperatures(policy: Policy) -> None:

@@ -261,7 +261,7 @@ MODULES = {
     "lab.credit.weightings": "attention_credit inverse_logprob_as_published entropy_ratio "
                              "random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
-    "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
+    "lab.credit.causal_ablation": "causal_ablation",
     "lab.credit.of_2026": "counterfactual oar_g quadrants delta"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",

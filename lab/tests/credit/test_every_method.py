@@ -16,8 +16,8 @@ WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is 
                        for choices in (MITIGATIONS, ADVANTAGES))
 # lab/tests/credit/test_credit_of_turns.py; and what examples/dpo.py has registered, if it is loaded
 CREDITS = [name for name in CREDITS if name not in ("turn_credit", "without_luck", "dpo")]
-FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
-         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
+FLAGS = {"learned_importance": {"importance_warmup": 0}, "vine": {"values_k": 1},
+         "measured": {"measured_k": 1, "measured_above": 0.5}}
 
 
 def credit(policy, name, rollouts):

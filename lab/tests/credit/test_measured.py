@@ -12,8 +12,8 @@ from lab.engine.tokens import ANSWER
 from small import ASKED, hand_made, make_weighting, spoken
 
 
-def test_oracle_by_hand(policy, monkeypatch):
-    """Tokens of probability 1/2, but for one that is certain; other tokens are worth the table.
+def test_measured_credit_by_hand(policy, monkeypatch):
+    """Tokens of probability 1/2, but for one that is likely; other tokens are worth the table.
     Credit from the end: 0.5 (1 - 0.25), then 0.5 (0.625 - 0.25); and 0.5 (0 - 1), 0.5 (0.5 - 0.25).
     """
     worth, asked = {(): 0.25, (4,): 0.25, (4, 5): 1.0}, []
@@ -28,14 +28,12 @@ def test_oracle_by_hand(policy, monkeypatch):
                          ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
                          log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
                          scores={"reward": torch.tensor([1.0, 0.0])})
-    weighting = make_weighting("oracle", {"oracle_k": 3}, policy)
-    size = torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]])
-    torch.testing.assert_close(weighting(rollouts, policy), size)
-    assert weighting.metrics == {"extra_tokens": 5}
-    two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
-    assert asked == [place for place in two_each for _ in range(2)]
-    signed = measured(policy)(rollouts, policy)
-    torch.testing.assert_close(signed, size * torch.tensor([[1, 1, 0], [1, 0, -1]]))
+    method = measured(policy, measured_k=2)
+    expected = torch.tensor([[0.1875, 0.375, 0], [0.125, 0, -0.5]])
+    torch.testing.assert_close(method(rollouts, policy), expected)
+    assert method.metrics == {"extra_tokens": 5}
+    places = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]
+    assert asked == [place for place in places for _ in range(2)]
 
 
 def test_a_continuation_begins_with_its_prefix_and_without_the_excluded_token(policy, monkeypatch):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ARMS = {
     "random": "--mitigation random", "lambda": "--mitigation lambda_grpo",
     "ablation": "--mitigation causal_ablation --ablate_every 16",
-    "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
+    "measured": "--advantage measured --measured_k 1 --answers 2 --max_new_tokens 28",
     "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
     "trunk": "--advantage gae --critic trunk",
     "vine": "--advantage vine --values_every 16 --values_k 1",
@@ -35,5 +35,5 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     metrics = lines(whole / "metrics.jsonl")
     assert len(metrics) == 2 and any(line["trained_tokens"] for line in metrics)
     assert arm not in REPORTED or any(line.get(REPORTED[arm]) is not None for line in metrics)
-    samples_more = arm in ("oracle", "ablation", "vine")
+    samples_more = arm in ("measured", "ablation", "vine")
     assert (metrics[0]["extra_tokens"] > 0) == samples_more

@@ -319,7 +319,7 @@ def seed(rollouts, *, seed: int = 1):
 
 
 @pytest.mark.parametrize("name, module", [
-    ("oracle", "lab.credit.measured"), ("grpo", "grpo"), ("grpo", __name__)])
+    ("causal_ablation", "lab.credit.causal_ablation"), ("grpo", "grpo"), ("grpo", __name__)])
 def test_a_method_takes_no_other_methods_name(name, module):
     """Whichever comes first; until it is chosen, its module stands for a method."""
     first = seed if module == __name__ else module
