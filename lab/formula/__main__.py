@@ -34,11 +34,9 @@ if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
 import argparse
 import json
-import os
 import sys
 import textwrap
 from pathlib import Path
-from threading import Timer
 from typing import NoReturn
 
 import torch
@@ -51,23 +49,16 @@ from .terms import (CENTRES, COUNTS, FINISHES, LENGTHS, OLDS, RATIOS, REFERENCES
                     SHAPES, TERMS, TOKENS, UNFINISHED)
 
 NAME = (__package__ or "").replace("lab.", "lab ")  # in what it says of itself
-EXIT = os._exit  # while a user's loss runs, os._exit is another one, too
 
 
 def main(argv: list[str]) -> int:
     """Print what is said of a loss, and return the exit status."""
     torch.set_num_threads(1)
     flags = parser().parse_args(argv)
-    flags.screen = sys.stdout  # while a user's loss runs, sys.stdout is another one
-    limit = Timer(flags.seconds, end_of_time, [flags])
-    limit.daemon = True
-    limit.start()
     try:
         status, said, data = compared(flags) if flags.same_as else examined(flags)
     except (LossFailed, ValueError) as error:
         return cannot_examine(flags, str(error))
-    finally:
-        limit.cancel()
     if flags.json:
         made = json.dumps({"file": flags.FILE, "status": status, **data})  # JSON has no infinity
         print(json.dumps(json.loads(made, parse_constant=lambda name: None), indent=1))
@@ -82,22 +73,22 @@ def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
     """The status, sentences and data of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
-    found = find_formula(loss_at(flags.FILE, flags.function))
+    found = find_formula(loss_at(flags.FILE))
     verdict = judge(found, flags.expect)
     return verdict.status, verdict.in_words(), verdict.as_json()
 
 
-def loss_at(where: str, usual: str) -> Loss:
-    """The loss of FILE.py:NAME, or of FILE.py, which has the usual name."""
+def loss_at(where: str) -> Loss:
+    """The loss of FILE.py:NAME, or of FILE.py, in which its name is loss."""
     path, colon, name = where.rpartition(":")
-    return load_loss(Path(path), name) if colon else load_loss(Path(where), usual)
+    return load_loss(Path(path), name) if colon else load_loss(Path(where), "loss")
 
 
 def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
     """The same of two losses that should have one gradient."""
     if flags.expect is not None:
         raise ValueError("--same-as compares two losses, and takes no --expect")
-    losses = [loss_at(where, flags.function) for where in (flags.FILE, flags.same_as)]
+    losses = [loss_at(where) for where in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
     different = {name: share for name, share in shares.items() if share >= KNOWN}
     data: dict[str, object] = {"differs": shares}
@@ -112,14 +103,8 @@ def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
 def cannot_examine(flags: argparse.Namespace, why: str) -> int:
     print(f"{NAME}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
     if flags.json:
-        print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1),
-              file=flags.screen, flush=True)
+        print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1))
     return UNKNOWN
-
-
-def end_of_time(flags: argparse.Namespace) -> None:
-    """End this program, although the loss still runs."""
-    EXIT(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,9 +131,7 @@ def parser() -> argparse.ArgumentParser:
                       "A mistake that you want has the clause that is printed in brackets")
     made.add_argument("--same-as", metavar="OTHER.py", help="compare the gradient with that of the "
                       "loss in another file")
-    made.add_argument("--function", default="loss", help="name of the function in the file")
     made.add_argument("--json", action="store_true", help="print JSON")
-    made.add_argument("--seconds", type=float, default=600.0, help="limit of time; by default 600")
     return made
 
 

@@ -630,7 +630,6 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert main([f"{good}:loss", "--expect", "z n-1, token, no ratio"]) == 0
     for typed, said in (([good, "--same-as", good, "--expect", "token"], "takes no --expect"),
                         ([f"{good}:broken"], "with size 16 (good.py, line 15)"),
-                        ([good, "--function", "broken"], "with size 16 (good.py, line 15)"),
                         ([good, "--same-as", f"{good}:absent"], "has no function"),
                         ([good, "--expect", ","], "names no clause"),
                         ([str(tmp_path / "none.py")], "there is no Python file")):
@@ -644,7 +643,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     said = json.loads(capsys.readouterr().out)
     assert said["status"] == 1 and said["understood"]
     assert [remark["name"] for remark in said["mistakes"]] == ["sign reversed"]
-    assert main([good, "--json", "--function", "absent"]) == 2
+    assert main([f"{good}:absent", "--json"]) == 2
     assert "has no function" in json.loads(capsys.readouterr().out)["error"]
     assert main([bad, "--expect", "z n-1 1e-6, token, no ratio, sign reversed"]) == 0
     capsys.readouterr()
@@ -653,16 +652,6 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert main([good, "--same-as", str(tmp_path / "dead.py"), "--json"]) == 1
     differs = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["differs"]
     assert differs["groups with equal rewards"] is None
-
-
-@pytest.mark.slow
-def test_a_loss_that_never_ends_is_told(tmp_path):
-    path = tmp_path / "my_loss.py"
-    path.write_text("def loss(logits, batch):\n    while True:\n        pass\n")
-    typed = ["-m", "lab.formula", str(path), "--seconds", "3", "--json"]
-    done = subprocess.run([sys.executable, *typed], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "did not end within 3 seconds" in done.stderr
-    assert "did not end within 3 seconds" in json.loads(done.stdout)["error"]
 
 
 @pytest.mark.parametrize("text, said", [
