@@ -2,17 +2,15 @@
 worked out by hand."""
 import math
 import re
-import runpy
-import sys
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import analyze
-from conftest import ROOT, credit_columns, refusal, write_lines, write_log
+from conftest import credit_columns, refusal, write_lines, write_log
 from logs import plain_rows, random_log, written
-from runs import typed
+from qwen2_model import UserError
 
 CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
            "place": lambda row: int(10 * row["middle"])}
@@ -134,27 +132,27 @@ def test_the_curve_has_training_and_held_out_success_with_its_intervals(tmp_path
     assert np.array(bars.get_segments())[:, :, 1] == pytest.approx(np.array(ends))
 
 
-def test_without_matplotlib_there_are_the_tables_and_a_sentence(folder, monkeypatch, capsys):
-    """The import fails where a module is None."""
-    folder, _ = folder
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(sys, "argv", ["analyze.py", str(folder)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "analyze.py"), run_name="__main__")
-    assert "The curve needs it: pip install matplotlib" in str(ended.value.code)
-    assert "Where the gradient went, by place" in capsys.readouterr().out
+def test_what_is_no_run_and_several_runs_are_refused(tmp_path):
+    for words, said in ((["none"], "none is not the folder of a run"),
+                        (["a", "b"], "`python -m lab compare` compares several")):
+        assert said in refusal(analyze.main, words)
+    folder = write_log(tmp_path / "x", {}, {"mitigation": None})
+    assert "x is not the folder of a run" in refusal(analyze.Run, folder)
 
 
-def test_a_reader_that_ends_early_gets_no_error(folder):
-    """As in `python analyze.py RUN | head -1`; here the reader has ended before."""
-    assert typed(ROOT, ROOT / "analyze.py", folder[0], has_reader=False) == (1, "")
-
-
-def test_main_takes_the_folder_of_one_run(tmp_path):
-    written(tmp_path / "0", 0, [[0, 0], [1, 0]], [0.2, 0.4])
-    said = refusal(analyze.main, [str(tmp_path)])
-    assert said.endswith(f"{tmp_path} is not the folder of a run: {tmp_path}/0 is one")
-    assert "`python -m lab compare` takes several" in refusal(analyze.main, ["runs/a", "runs/b"])
+def test_a_damaged_credit_file_is_told_and_never_unpickled(tmp_path):
+    """One in which a bit has turned, wherever it stands, and one that is something else."""
+    path = write_log(tmp_path / "x", {1: credit_columns([2], [0])}) / "credit/step_000001.npz"
+    whole, told = path.read_bytes(), 0
+    for place in np.random.default_rng(0).integers(0, len(whole), 200):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1:])
+        try:
+            analyze.columns_in(path)
+        except UserError:
+            told += 1
+    path.write_bytes(b"no numbers")
+    said = refusal(analyze.columns_in, path)
+    assert told > 20 and "npz cannot be read: BadZipFile(" in said and "pickle" not in said
 
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
@@ -174,8 +172,6 @@ def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
         values = abs(tokens[name][tokens["answer"] == answer])
         expected += ((values / values.max()) ** 0.5).tolist()
     assert shades == pytest.approx(expected, abs=0.006)
-    assert "has no steps and no evaluations" in refusal(
-        analyze.main, [str(write_log(folder.parent / "empty", {}))])
 
 
 def test_the_shaded_answer_is_of_the_first_step_that_has_an_advantage(tmp_path):

@@ -272,6 +272,20 @@ def test_a_record_without_checkpoints_is_not_wiped(
         assert book.Run(s).done == 0
 
 
+def test_a_checkpoint_that_has_lost_a_file_is_not_in_the_way(tmp_path):
+    """It is made again."""
+    for step, files in ((2, "config.json trainer/state.safetensors"),
+                        (4, "trainer/state.safetensors"), (6, "config.json")):
+        for file in map(Path, files.split()):
+            path = tmp_path / f"checkpoints/step_{step:06d}" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    (tmp_path / "checkpoints/step_best").mkdir()
+    assert [*book.checkpoints(tmp_path)] == [2]
+    book.forget_after(tmp_path, 2)
+    assert {path.name for path in tmp_path.glob("checkpoints/*")} == {"step_000002", "step_best"}
+
+
 def test_a_full_disk_ends_in_one_sentence(project):
     """No file may be larger than 1 MB here, and a model's is."""
     code, said = typed(project, "train.py", *SMALL, "--out", "large", largest_file=2 ** 20)

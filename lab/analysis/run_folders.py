@@ -1,8 +1,7 @@
 """Run folders, read: the record that analyze.py reads, with checks of what the lab reads besides,
 and a step's credit file as columns or as a whole batch.
 
-Each reader checks what it reads. So the checks of the book's numbers stand in analyze.py, and those
-of all else here.
+analyze.py takes a record as it is. What a record should have is checked here.
 """
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from lab.harness.settings import OPTIONS, make_settings
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
 TEXTS = {"weight_note", "skipped"}  # metrics that are sentences
-OF_EVALUATIONS = ("format_mean", "finished_mean")  # numbers that analyze.py does not read
+OF_EVALUATIONS = ("format_mean", "finished_mean")  # numbers
 # columns of a credit file that are not of tokens: of answers, of prompts, of the step
 OF_ANSWERS = ("episode_start", "group", "finished", "reward")
 OF_OTHERS = ("prompt_ids", "prompt_start", "step")
@@ -193,8 +192,8 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def damages_of(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """What is wrong with the columns that analyze.py does not read."""
-    for name in {*OF_ANSWERS} - columns.keys():
+    """What is wrong with the columns."""
+    for name in {*OF_ANSWERS, *analyze.COLUMNS} - columns.keys():
         yield f"it has no column {name}"
     for name, values in columns.items():
         is_of_answers = name in OF_ANSWERS or name.startswith("reward")

@@ -1,5 +1,4 @@
-"""Run folders as analysis reads them, which tells the damages that the book's reader tells, and
-those of what it alone reads."""
+"""Run folders as analysis reads them, which tells what is damaged."""
 import os
 from types import SimpleNamespace
 
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import credit_columns, cut, refusal, write_lines, write_log
+from conftest import credit_columns, cut, evaluation, refusal, write_lines, write_log
 from known_runs import write_run
 from lab.analysis.run_folders import Run, existing, read_columns
 from lab.analysis.token_table import (TokenTable, joined_tables, read_step,
@@ -15,7 +14,8 @@ from lab.analysis.token_table import (TokenTable, joined_tables, read_step,
 from lab.engine.optimizer import AdamW
 from lab.harness.build import Parts
 from runs import edit_config, lines
-from test_damaged_records import COLUMNS, END, LINE, LINES
+
+LINE, END = {"step": 1, "success": 0.5}, evaluation(2, [1, 0])
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_a_methods_own_flag_may_have_another_type_since(run):
     assert Run(run).config["think_discount"] == "half"
 
 
-OWN_LINES = [
+LINES = [
     ([LINE | {"gradient_norm": "large"}], [], "metrics.jsonl, line 1 is damaged: gradient_norm is"),
     ([LINE], [END | {"format_mean": None}], "evaluations.jsonl, line 1 is damaged: format_mean is"),
     ([LINE], [END | {"shown": 5}], "evaluations.jsonl, line 1 is damaged: shown is 5")]
 
 
-@pytest.mark.parametrize("metrics, evaluations, said", [*LINES, *OWN_LINES])
+@pytest.mark.parametrize("metrics, evaluations, said", LINES)
 def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said):
     assert said in refusal(Run, write_log(tmp_path / "x", {}, {}, metrics, evaluations))
 
@@ -89,7 +89,9 @@ def test_a_config_that_lacks_a_number_is_told(tmp_path, name):
     assert f"config.json is damaged: {name} is None" in refusal(Run, folder)
 
 
-OWN_COLUMNS = [
+COLUMNS = [
+    ({"weight": None}, "it has no column weight"),
+    ({"entropy": np.zeros(1)}, "its column entropy is float64 (1,) instead of 2"),
     ({"reward_format": np.ones(3)}, "its column reward_format is float64 (3,) instead of 1"),
     ({"paid": np.ones(3)}, "its column paid is float64 (3,) instead of 2"),
     ({"group": None}, "it has no column group"),
@@ -100,7 +102,7 @@ OWN_COLUMNS = [
     ({"group": np.array([3])}, "its column group names problems beyond its 1 prompts")]
 
 
-@pytest.mark.parametrize("changed, said", [*COLUMNS, *OWN_COLUMNS])
+@pytest.mark.parametrize("changed, said", COLUMNS)
 def test_a_damaged_credit_file_is_told(tmp_path, changed, said):
     columns = {name: values for name, values in (credit_columns([2], [0]) | changed).items()
                if values is not None}
