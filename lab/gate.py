@@ -2,7 +2,7 @@
 
 The sums are exact, so a difference is the code's, and no luck is in it. A lower cosine or more
 noise is worse, and the exit status is 1. Another length is said, because it acts as another
-learning rate. If no world is the same, nothing can be compared, and the status is 2.
+learning rate. If other worlds were judged, or none, it is not compared, and the status is 2.
 """
 import json
 import math

@@ -8,8 +8,8 @@ The tokens of lab/data have their true credit, as two independent estimates. Of 
 score, or the weight times the advantage of plain GRPO, c the credit, and s its gradient's size.
 
     credit            the cosine of a and c, sum a c s^2 / sqrt(sum a^2 s^2 * sum c^2 s^2)
-    within answers    the same after the mean of its answer was subtracted from each a and each c:
-                      which tokens of an answer, and not which answers
+    within answers    the same after the mean of its answer, each token counted with s^2, was
+                      subtracted from each a and each c: which tokens, and not which answers
 
 Noise is taken out: sum c^2 is the sum of products of the two estimates. The last row is what one of
 them scores by the other. Intervals are over problems. A good score is no gain in training.
