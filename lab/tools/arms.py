@@ -12,7 +12,6 @@ import io
 import json
 import shlex
 import shutil
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +22,9 @@ import run as book
 from lab.analysis.comparison import Arms
 from lab.analysis.run_folders import Run
 from lab.analysis.verdict import Tries, Verdict
-from lab.engine.credited import cells_of, shuffled
 from lab.engine.errors import PROJECT, UserError
-from lab.engine.methods import METHODS, WHOLE_ANSWERS
+from lab.engine.methods import METHODS
 from lab.engine.rollouts import Rollouts
-from lab.harness.flags import flags_of
 from lab.harness.made_of import files_of_run, imported, made_of
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say
@@ -42,27 +39,14 @@ LARGEST = 10_000_000  # bytes of a file that is copied, such as one that a task 
 OF_LAB = {*dir(Rollouts)} - {*dir(Tensor), *dir(grpo.Rollouts), *grpo.Rollouts.__annotations__}
 OF_TIME = ("seconds", "per_second", "memory_bytes")  # ends of numbers that differ anyway
 NOT_OF_RUN = ("seed", "out", "steps", "threads", "checkpoint_every")
-PLACEBO = '''
-
-@{axis}
-def {name}_for_{kind}({parameters}):
-    """The values of {name}, at other tokens. `python -m lab idea` has added this to the copy."""
-    from countdown_task import KINDS
-    from grpo import ADVANTAGES, checked
-
-{functions}
-    values = checked({axis_list}["{name}"](rollouts, {keywords}), rollouts, "{name}")
-    return shuffled(values, rollouts, "{kind}", {whole_answers})
-'''
 
 
 def is_of_book(flags: Json) -> bool:
-    """Whether train.py alone trains with these flags; a placebo is another function there. It has
-    no classes as methods, and its batch has less than the lab's."""
-    words = as_typed({name: value for name, value in flags.items() if name != "placebo"})
+    """Whether train.py alone trains with these flags: it has no placebos and no classes as methods,
+    and its batch has less than the lab's."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            s = book.read_settings(words)
+            s = book.read_settings(as_typed(flags))
     except (SystemExit, UserError):
         return False
     chosen = [METHODS[axis][getattr(s, axis)] for axis in METHODS]
@@ -70,22 +54,9 @@ def is_of_book(flags: Json) -> bool:
                for method in chosen)
 
 
-def placebo_of(axis: str, name: str, kind: str) -> str:
-    """The text of a weighting or an advantage that has the values of another at other tokens."""
-    flags = flags_of(METHODS[axis][name])
-    defaults = [f"{flag}={known.default!r}" for flag, known in flags.items()]
-    functions = "\n".join(inspect.getsource(function) for function in (cells_of, shuffled))
-    return PLACEBO.format(
-        axis=axis, axis_list=f"{axis.upper()}S", name=name, kind=kind,
-        parameters=", ".join(["rollouts", *["*"] * bool(flags), *defaults]),
-        keywords=", ".join(f"{flag}={flag}" for flag in flags),
-        functions=textwrap.indent(functions, "    "), whole_answers=name in WHOLE_ANSWERS)
-
-
 class Arm:
     """What is trained: plain GRPO, an idea, a placebo or an edit. `flags` are those of `lab train`,
-    `runs` is the folder of all arms, and its files lie in `root`. With train.py a placebo is a
-    method of its own, which is added to the copy of mitigations.py."""
+    `runs` is the folder of all arms, and its files lie in `root`."""
 
     def __init__(self, label: str, flags: Json, runs: Path, root: Path = PROJECT):
         model = find_folder(str(flags.get("model", LabSettings.model))).resolve()
@@ -95,15 +66,9 @@ class Arm:
         files = imported(["train.py"], root) if self.is_book else files_of_run(self.settings, root)
         self.version = version_of(files, chosen_in(flags))
         known = sorted((name, x) for name, x in flags.items() if name not in NOT_OF_RUN)
-        self.added, kind = "", flags.get("placebo", "")
-        if kind and self.is_book:
-            axis = "advantage" if kind.startswith("advantages") else "mitigation"
-            self.added = placebo_of(axis, flags[axis], kind)
-            flags = flags | {axis: f"{flags[axis]}_for_{kind}"}
-            del flags["placebo"]
         self.typed = as_typed(flags)
         data = sorted(made_of(self.settings, root).values())
-        made = digest_of([known, self.version, self.added, data])
+        made = digest_of([known, self.version, data])
         self.folder = runs / f"{label}-{made[:8]}"
 
     def copied(self) -> Path:
@@ -113,8 +78,6 @@ class Arm:
             self.folder.mkdir(parents=True, exist_ok=True)
             with book.whole(code) as path:
                 shutil.copytree(self.root, path, ignore=not_copied)
-                with open(path / "mitigations.py", "a", encoding="utf-8") as file:
-                    file.write(self.added)
         return code
 
     def planned_run(self, seed: int) -> PlannedRun:
