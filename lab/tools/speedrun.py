@@ -244,7 +244,7 @@ def lower_bound(values: np.ndarray, share: float) -> float:
 def table(lines: list[Json]) -> Table:
     rows: list[Row] = []
     for line in lines:
-        gains = 100 * (np.array(line["success"]) - np.array(line["of_record"]))
+        gains = np.array(line["success"]) - np.array(line["of_record"])
         rows.append([line["patch"], line["idea"], line["class"],
                      float(np.mean(line["success"])) if line["success"] else None,
                      line["share"], mean_over(gains.tolist()), line["verdict"].split(":")[0]])

@@ -91,6 +91,13 @@ def test_verdict(gain, share, attempt, said):
     assert re.match(said, verdict(line, [], attempt))
 
 
+def test_table_has_gains_in_points():
+    line = {"patch": "mine", "idea": "x", "class": "any task", "share": 0.9, "verdict": "record: y",
+            "of_record": [0.40, 0.42], "success": [0.43, 0.44]}
+    text = speedrun.table([line]).to_text()
+    assert "+2.5 (-3.9 to +8.9)" in text and "43.5%" in text
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A run of two steps as the track makes them."""
