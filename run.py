@@ -386,7 +386,7 @@ def whole(path: Path) -> Iterator[Path]:
             os.close(number)
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be written: {error}") from None
+        raise UserError(f"{path} is not written: {error}") from None
     finally:
         remove(unfinished)
 

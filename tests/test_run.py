@@ -290,7 +290,7 @@ def test_a_full_disk_ends_in_one_sentence(project):
     """No file may be larger than 1 MB here, and a model's is."""
     code, said = typed(project, "train.py", *SMALL, "--out", "large", largest_file=2 ** 20)
     assert code == 1 and re.search(
-        "\ntrain.py: large/checkpoints/step_000001 cannot be written: .*File too large.*\n$", said)
+        "\ntrain.py: large/checkpoints/step_000001 is not written: .*File too large.*\n$", said)
     assert "Traceback" not in said and not [*(project / "large").rglob("*.tmp")]
 
 
