@@ -75,7 +75,6 @@ def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
             ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
              where(qwen2_model.draw)),
-            ("others", "[[others]]", where(qwen2_model.Qwen2.logits)),
             ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
              where(qwen2_model.draw)),
             ("reward", f"{reward} = [[reward]], where [[parts]]", score)]

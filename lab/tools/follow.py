@@ -14,8 +14,7 @@ token was pushed up or down, what became of its probability, and whether the pus
 
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of `lab page`. The line
-"others" has the likeliest other tokens at this position. They come from the model that sampled the
-step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
+"term" has the token's term of the loss. The line "gradient" has two
 numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
 what is left of it in the loss, which divides by N. docs/reference/symbols.md says what A, c, w, m,
 N and s are. Nothing is written.
@@ -40,13 +39,10 @@ from lab.analysis.tables import Table, by_row
 from lab.analysis.token_table import StepRecord, read_step
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.errors import UserError
-from lab.engine.model import Qwen2
-from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, double
-from lab.engine.tokens import KINDS, SECTIONS, token_bytes
+from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.flags import Flag, read
-from lab.harness.record import Json
 from lab.harness.screen import BOLD, has_colour, printable, put, say, show_status, styled
 from lab.analysis.shading import legend, one_line, shaded
 
@@ -69,9 +65,7 @@ SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, 
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
 MOST = 8            # tokens that get a line
-SAME_MODEL = 0.1    # if log-probs differ by more from the record, another model sampled it
 NAMED_STEPS = 8     # if more models were kept, only some of their steps are named
-NAMED = 4           # so many of the likeliest other tokens
 Z = 1.96            # a normal 95% interval is so many standard errors to each side
 HARDLY = 0.005      # a push that is smaller would be rounded to 0.00
 
@@ -106,17 +100,15 @@ def main(argv: list[str]) -> None:
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
-    follow_token(run, record, tokenizer, answer, flags)
+    follow_token(run, record, answer, flags)
     if not flags.credit and task_of(run.config) and "own" not in answer:
         say_what_else(step, run.sampled)
 
 
-def follow_token(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
-                 flags: SimpleNamespace) -> None:
+def follow_token(run: Run, record: StepRecord, answer: ShownAnswer, flags: SimpleNamespace
+                 ) -> None:
     """Print what is known of a token, in short first."""
     t, credit = flags.token, None
-    others = likeliest_others(run, record, tokenizer, flags.answer, t)
-    add_in_words(answer, "others", t, others)
     if flags.credit:
         credit = measure_credit(run, record.step, flags.answer, t, flags.credit)
         add_in_words(answer, "credit in words", t, credit.in_words())
@@ -226,9 +218,7 @@ def print_stage(label: str, text: str, function: str) -> None:
 
 # ------------------------------------------------------------------- beyond the record
 #
-# What the model that sampled a token says about it: the likeliest other tokens at its place, and
-# its credit. The model need not be the one that sampled the step: a folder can hold other weights
-# by now, and an excerpt of a run numbers its tokens anew, so that the model would read other words.
+# What the model that sampled a token says about it: its credit.
 
 
 def where_kept(steps: Iterable[int]) -> str:
@@ -240,47 +230,6 @@ def where_kept(steps: Iterable[int]) -> str:
         names = [*names[:3], "...", names[-1]]
         return f"It was kept for {' '.join(['--step', *names])}"
     return f"It was kept for --step {' or '.join(names)}"
-
-
-@torch.no_grad()
-def log_probs_at(t: int, b: int, model: Qwen2, record: StepRecord, config: Json,
-                 folder: Path) -> Tensor:
-    """(V,) log-probs of all tokens at the place of token t of answer b, by the model of a
-    folder."""
-    tokens = record.tokens_of(b)["token_id"][:t]
-    ids = np.concatenate([record.prompts[int(record.answers["group"][b])], tokens])
-    vocabulary = model.config.vocab_size
-    if ids.max() >= vocabulary:
-        raise UserError(f"{folder} knows {vocabulary} tokens, and the record has a token "
-                        f"{ids.max()}, so another model sampled it")
-    state = model.model(torch.from_numpy(ids)[None].long(), torch.arange(len(ids)))[0, -1]
-    temperature = config.get("columns_temperature", 1)  # of what is on record
-    return (model.logits(state).float() / temperature).log_softmax(-1)
-
-
-def likeliest_others(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> str:
-    """A clause about the place of token t of answer b."""
-    folder = run.sampled.get(record.step)
-    if folder is None:
-        return (f"not known: the model after step {record.step - 1}, which sampled it, was not "
-                "kept")
-    try:
-        log_prob = log_probs_at(t, b, read_model_folder(folder), record, run.config, folder)
-    except UserError as error:
-        return f"not known: {error}"
-    tokens, p = record.tokens_of(b), log_prob.exp()
-    chosen = int(tokens["token_id"][t])
-    if abs(log_prob[chosen] - tokens["log_prob"][t]) > SAME_MODEL:
-        return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
-    others = [token for token in p.topk(NAMED + 1).indices.tolist() if token != chosen]
-    return (f"the likeliest are {with_probabilities(p, others[:NAMED], tokenizer)} (by "
-            f"{folder})")
-
-
-def with_probabilities(p: torch.Tensor, tokens: list[int], tokenizer: Tokenizer) -> str:
-    """' 8' 0.3, ' 2' 0.01"""
-    pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, tokens)]
-    return ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, tokens))
 
 
 @dataclass

@@ -12,16 +12,15 @@ import torch
 from conftest import ROOT, credit_columns, refusal, write_log
 
 from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
-from lab.analysis.run_folders import Run, read_credit
+from lab.analysis.run_folders import read_credit
 from lab.analysis.token_table import read_step
-from lab.engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
 from grpo import group_mean, group_z_score, policy_loss
 from mitigations import gradient_size, outcome_conditional
 from lab.engine.update import length_scaling
 from lab.harness.read_record import run_config
 from lab.tools import follow
-from lab.tools.follow import likeliest_others
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 STEP = 3
@@ -95,7 +94,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     that sampled the step."""
     b, t = a_token(batch)
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
-    assert list(lines) == ["rewards", "p", "others", "entropy", "reward", "group",
+    assert list(lines) == ["rewards", "p", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "ratio", "s",
                            "gradient", "push", "clipping", "AdamW", "change", "rank"]
     for _, place in lines.values():
@@ -160,16 +159,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path, capsys):
     folder = shutil.copytree(recorded, tmp_path / "run")
     argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
-    model = read_model_folder(folder / "checkpoints/step_000002")
-    for parameter in model.parameters():
-        parameter.data.zero_()
-    write_model_folder(model, folder / "checkpoints/step_000002")
-    shutil.rmtree(folder / "checkpoints/step_000002/trainer")  # with the seal of what was there
-    assert "so another model sampled it" in " ".join(follow_it(*argv).split())
     shutil.rmtree(folder / "checkpoints/step_000002")
-    told_instead = lines_of(follow_it(*argv))["others"][0]
-    assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
-    capsys.readouterr()
     said = refusal(follow_it, *argv, "--credit", 10)
     assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
     assert "--show has no effect without several answers" in refusal(follow_it, *argv, "--show", 1)
@@ -180,14 +170,6 @@ def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, 
     (tmp_path / "runs/one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert refusal(follow_it, "one") == "one does not exist; did you mean runs/one?"
-
-
-def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
-    run, record = Run(recorded), read_step(recorded, STEP)
-    tokenizer = load_tokenizer(recorded)
-    record.written["token_id"][0] = 50_000
-    said = likeliest_others(run, record, tokenizer, 0, 1)
-    assert "has a token 50000, so another" in said
 
 
 def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
@@ -209,22 +191,6 @@ def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
     said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--credit", 10)
     assert said.endswith("mine is not there, which would score the continuations")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
-
-
-def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorded):
-    """With p at another one the model would seem to be another."""
-    run, record = Run(recorded), read_step(recorded, STEP)
-    tokenizer = load_tokenizer(recorded)
-    usual = likeliest_others(run, record, tokenizer, 0, 0)
-    run.config["columns_temperature"] = 0.1
-    other = likeliest_others(run, record, tokenizer, 0, 0)
-    assert "another model" in other
-    model = read_model_folder(run.sampled[STEP])
-    with torch.no_grad():
-        p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
-    record.written["log_prob"][0] = p[int(record.written["token_id"][0])].log()
-    cold = likeliest_others(run, record, tokenizer, 0, 0)
-    assert cold != usual and not cold.startswith("not known")
 
 
 def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):

@@ -10,14 +10,12 @@ import torch
 from conftest import refusal
 
 from lab.analysis.run_folders import Run, read_credit
-from lab.analysis.token_table import read_step
 from lab.engine.tokens import KINDS, load_tokenizer
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from runs import edit_config
 from lab.tools import follow
-from lab.tools.follow import (CreditOfToken, credit_interval, in_short, likeliest_others,
-                              measure_credit)
+from lab.tools.follow import CreditOfToken, credit_interval, in_short, measure_credit
 
 STEP = 1
 
@@ -112,21 +110,6 @@ def test_what_it_cannot_measure(recorded, tmp_path):
     said = refusal(follow.main, [str(folder), "--step", "1", "--answer", "0", "--token", "0",
                                  "--credit", "10"])
     assert "are not those that its settings make now" in said
-
-
-def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, batch):
-    """Of the token with the largest probability, which is the first of the five likeliest."""
-    b, t = divmod(int((batch.log_prob - 1e9 * ~batch.mask).argmax()), batch.log_prob.shape[1])
-    prompt, ids = batch.prompt_ids[int(batch.group[b])], batch.ids[b].tolist()
-    with torch.no_grad():
-        p = policy.model(torch.tensor([prompt + ids[:t]]))[0, -1].softmax(-1)
-    itself, *others = p.topk(5).indices.tolist()
-    assert itself == ids[t]
-    texts = [policy.tokenizer.decode([other]) for other in others]
-    named = ", ".join(f"{text!r} {p[other]:.2g}" for text, other in zip(texts, others))
-    run, record = Run(recorded), read_step(recorded, STEP)
-    said = likeliest_others(run, record, policy.tokenizer, b, t)
-    assert said == f"the likeliest are {named} (by {policy.folder})"
 
 
 def answer(push=1.0, p=0.5, p_after=0.4, advantage=2.0, weight=1.0, dropped=None):
