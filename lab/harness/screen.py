@@ -91,7 +91,7 @@ def sentence_about(error: BaseException) -> str:
     if way_out := way_out_of(error):
         return way_out
     if users:
-        said = ". ".join([" ".join(str(error).split()), *getattr(error, "__notes__", [])])
+        said = " ".join(str(error).split())
         return (f"{type(error).__name__} in {users}: {said} (with PYTHONDEVMODE=1 before the "
                 "command you see all that led there)")
     return ""
@@ -103,9 +103,6 @@ def way_out_of(error: BaseException) -> str:
     is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
-    if "does not require grad" in str(error) and not torch.is_grad_enabled():
-        return ("gradients are switched off: a file that the run imports calls "
-                "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
     return ""
 
 

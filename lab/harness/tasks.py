@@ -41,21 +41,11 @@ def load_task(name: str) -> type:
                             "`reward`, and only one of them can be the task: rename the other")
         return task
     reward = getattr(module, "reward", None)
-    if isinstance(reward, list | tuple):
-        raise UserError(f"--task {name}: `reward` is a list, as TRL's reward_funcs. Here it is one "
-                        "function, which adds them (docs/reference/your_own_task.md)")
-    if inspect.iscoroutinefunction(reward):
-        raise UserError(f"--task {name}: `reward` is async, and nobody waits for it here: make it "
-                        "a plain function, by asyncio.run if need be")
     if not is_reward(reward):
-        imported = (f". Its class Task is imported from {task.__module__}, and is not its own"
-                    if inspect.isclass(task) else "")
-        if inspect.isclass(task) and task.__module__ == module.__name__:
-            imported = ". Its class Task is no dataclass"
         raise UserError(f"--task {name}: this module should have a function "
                         "`reward(problem, text)`, or TRL's `reward(completions, **columns)`, and "
                         "`problems` if they are not those of Countdown; or else a dataclass Task "
-                        f"(docs/reference/your_own_task.md){imported}")
+                        "of its own (docs/reference/your_own_task.md)")
     from lab.harness.short_task import countdown_with_reward, is_of_trl, short_task
     if hasattr(module, "problems"):
         return short_task(module)
@@ -198,15 +188,9 @@ class CheckedTask:
         and the list of them is a part, too."""
         wanted = (f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them "
                   f"should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1")
-        try:
-            whose = f"the reward of --task {type(self.task).__module__}"
-            score: dict[str, Any] = result_of(with_copies(self.task.score, whose), wanted,
-                                              is_score, problem, text)
-        except (AttributeError, TypeError) as error:
-            if not is_text(text):
-                error.add_note("In a task that has `reply`, a reward gets a list with the text of "
-                               "each turn (docs/reference/turns.md)")
-            raise
+        whose = f"the reward of --task {type(self.task).__module__}"
+        score: dict[str, Any] = result_of(with_copies(self.task.score, whose), wanted, is_score,
+                                          problem, text)
         pays_turns = are_rewards(score["reward"])
         if self.pays_turns not in (None, pays_turns):
             raise UserError(f"the reward of --task {type(self.task).__module__} is a list for some "

@@ -114,14 +114,6 @@ def test_an_end_or_a_mistake_of_this_program_is_no_users():
         run_as_program("name", lambda argv: [].entropy)
 
 
-def test_gradients_that_a_user_has_switched_off_are_told():
-    error = RuntimeError("element 0 of tensors does not require grad")
-    with torch.no_grad():
-        assert screen.sentence_about(error).startswith("gradients are switched off: ")
-        assert screen.sentence_about(RuntimeError("something else")) == ""
-    assert screen.sentence_about(error) == ""  # a mistake of this program
-
-
 def test_the_whole_traceback_is_there_for_who_asks(own, monkeypatch):
     monkeypatch.setattr(sys, "flags", SimpleNamespace(dev_mode=True))
     with pytest.raises(AttributeError, match="no attribute 'entropy'"):

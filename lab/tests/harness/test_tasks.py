@@ -16,7 +16,6 @@ from lab.engine.errors import UserError
 from lab.engine.policy import encode_prompts
 from lab.engine.rollouts import score_answers
 from lab.engine.tokens import load_tokenizer
-from lab.harness import screen
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.harness.short_task import countdown_with_reward, short_task
@@ -67,22 +66,6 @@ def test_success_is_known_while_rewards_are_0_and_1_or_a_task_scores_its_answers
     scored = task_of(PROMPTS, reward, score=lambda problem, text: parts)
     scored.score(PROMPTS[0], "a")
     assert scored.knows_success
-
-
-def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch):
-    """Where there is no reply, it gets a text, and its mistake is another."""
-    def reward(problem, text):
-        return float(text.split()[0].nothing)
-
-    turns = task_of(PROMPTS, reward, reply=lambda problem, turns: None)
-    with pytest.raises(AttributeError, match="'list' object has no attribute 'split'") as caught:
-        turns.score(PROMPTS[0], ["a", "b"])
-    monkeypatch.setattr(screen, "place_in_users_code", lambda trace: "reward (my_task.py:3)")
-    said = screen.sentence_about(caught.value)
-    assert "'split'. In a task that has `reply`, a reward gets a list with the text of each" in said
-    with pytest.raises(AttributeError) as caught:
-        task_of(PROMPTS, reward).score(PROMPTS[0], "a b")
-    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize("name", ["reward", "reply", "redraw", "prompt_for", "show"])
@@ -252,15 +235,12 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
     (PROBLEMS, "should have a function `reward(problem, text)`"),
     (PROBLEMS + CLASS, None), (PROBLEMS + IMPORTED + REWARD, None),
     ("def reward(text): return 1.0\n", "should have a function `reward(problem, text)`"),
-    ("async def reward(problem, text): return 1.0\n", "`reward` is async"),
-    ("reward = [len, len]\n", "which adds them"),
+    ("reward = [len, len]\n", "should have a function `reward(problem, text)`"),
     # Countdown's problems would be taken in the place of the file's own
     ("def reward(completions, **_): return [1.0]\n", "has no `problems`"),
     ("dataset = ['a', 'b']\n" + REWARD, "by the line `problems = dataset`"),
     # it would be trained in the place of the file's own functions
-    (IMPORTED + "def reply(problem, turns): return None\n", "is imported from countdown_task"),
-    (IMPORTED, "is imported from countdown_task, and is not its own"),
-    ("class Task: 0\n", "Its class Task is no dataclass"),
+    (IMPORTED, "or else a dataclass Task of its own"), ("class Task: 0\n", "a dataclass Task"),
     (CLASS + REWARD, "has both a class Task and a function `reward`")])
 def test_what_a_file_needs_to_be_a_task(monkeypatch, tmp_path, content, said):
     monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
