@@ -33,7 +33,6 @@ With --same-as it is 0 if both losses have the same gradient.
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -56,26 +55,22 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     flags = parser().parse_args(argv)
     try:
-        status, said, data = compared(flags) if flags.same_as else examined(flags)
+        status, said = compared(flags) if flags.same_as else examined(flags)
     except (LossFailed, ValueError) as error:
         return cannot_examine(flags, str(error))
-    if flags.json:
-        made = json.dumps({"file": flags.FILE, "status": status, **data})  # JSON has no infinity
-        print(json.dumps(json.loads(made, parse_constant=lambda name: None), indent=1))
-        return status
     print(f"{flags.FILE}, read off its gradient\n")
     for sentence in said:
         print(textwrap.fill(sentence, 100, subsequent_indent="  "))
     return status
 
 
-def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
-    """The status, sentences and data of one loss."""
+def examined(flags: argparse.Namespace) -> tuple[int, list[str]]:
+    """The status and the sentences of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
     found = find_formula(loss_at(flags.FILE))
     verdict = judge(found, flags.expect)
-    return verdict.status, verdict.in_words(), verdict.as_json()
+    return verdict.status, verdict.in_words()
 
 
 def loss_at(where: str) -> Loss:
@@ -84,26 +79,23 @@ def loss_at(where: str) -> Loss:
     return load_loss(Path(path), name) if colon else load_loss(Path(where), "loss")
 
 
-def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
+def compared(flags: argparse.Namespace) -> tuple[int, list[str]]:
     """The same of two losses that should have one gradient."""
     if flags.expect is not None:
         raise ValueError("--same-as compares two losses, and takes no --expect")
     losses = [loss_at(where) for where in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
     different = {name: share for name, share in shares.items() if share >= KNOWN}
-    data: dict[str, object] = {"differs": shares}
     if different:
         said = f"Another gradient than {flags.same_as}: it differs by {worst_of(different, 99)}."
-        return FAILED, [said], data
+        return FAILED, [said]
     size = max(max(shares.values()), 1e-16)
     return PASSED, [f"The same gradient as {flags.same_as} on {len(shares)} kinds of batches, to "
-                    f"{size:.0e} of its size."], data
+                    f"{size:.0e} of its size."]
 
 
 def cannot_examine(flags: argparse.Namespace, why: str) -> int:
     print(f"{NAME}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
-    if flags.json:
-        print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1))
     return UNKNOWN
 
 
@@ -131,7 +123,6 @@ def parser() -> argparse.ArgumentParser:
                       "A mistake that you want has the clause that is printed in brackets")
     made.add_argument("--same-as", metavar="OTHER.py", help="compare the gradient with that of the "
                       "loss in another file")
-    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 

@@ -113,27 +113,10 @@ def clauses_of(expected: str) -> list[str]:
         if clause:
             refuse_unknown(clause)
             found.append(clause)
-    constants = [clause for clause in found if words_of(clause) == "constant"]
-    found = [over_constant(clause, constants) for clause in found]
     if not found:
         raise ValueError("the expectation names no clause, such as: z n-1 1e-4, token, "
                          "clip 0.2 0.28")
     return found
-
-
-def over_constant(clause: str, of_policy: list[str]) -> str:
-    """A clause. A term over a constant of its own, `kl k3 0.04 constant 512`, becomes one over the
-    constant of the policy loss, or over 1: only their quotient can be read off a gradient."""
-    code = known()[parsed(clause)[0]]
-    if not code.startswith(("kl", "entropy")) or "constant {N}" not in code:
-        return clause
-    factor, own = parsed(clause)[1]
-    [other] = parsed(of_policy[0])[1] if of_policy else (1.0,)
-    if of_policy:
-        code = code.replace(" constant {N}", "")
-    if factor is None or own is None or other is None:
-        return words_of(code)
-    return code.replace("{factor}", f"{factor * other / own:.9g}").replace("{N}", "1")
 
 
 def refuse_unknown(clause: str) -> None:
@@ -145,23 +128,12 @@ def refuse_unknown(clause: str) -> None:
     vocabulary = {word for code in known() for word in code.split()}
     strange = [word for word in words.split() if word not in vocabulary]
     said = f"has the word {strange[0]!r}" if strange else f"is called {clause!r}"
-    near = neighbours(words)
+    codes = {words_of(code): code for code in codes_of_table()}
+    longer = sorted((one for one in codes if {*words.split()} <= {*one.split()}), key=len)
+    alike = get_close_matches(words, codes, 1, 0.8) + longer
+    near = [codes[one] for one in dict.fromkeys(alike)][:3]
     raise ValueError(f"no clause {said}. " + (f"Near it: {'; '.join(near)}" if near else
                                               "--help lists all clauses"))
-
-
-def neighbours(words: str) -> list[str]:
-    """Three codes of the table that are written alike, or have most of these words and few others.
-    """
-    codes = {words_of(code): code for code in codes_of_table()}
-    vocabulary = sorted({word for code in codes for word in code.split()})
-    parts = [part for word in words.split()
-             for part in ([word] if word in vocabulary else word.split("-"))]
-    meant = {near for part in parts for near in get_close_matches(part, vocabulary, 1)}
-    others = {code: len(meant ^ set(code.split())) for code in codes if meant & set(code.split())}
-    alike = get_close_matches(words, codes, 1, .8)
-    alike += sorted(others, key=lambda code: (others[code], code))[:3]
-    return [codes[code] for code in dict.fromkeys(alike)][:3]
 
 
 def is_said(code: str, clause: str) -> bool:

@@ -206,17 +206,6 @@ class Verdict:
         sure = clauses.removesuffix("not understood").removesuffix(", ")
         return said + ([f'Sure is: "{sure}"'] if sure else [])
 
-    def as_json(self) -> dict[str, object]:
-        seen, found = remarks(self.found), self.found
-        return {"status": self.status, "understood": found.understood,
-                "mistakes": [remark._asdict() for remark in seen if remark.is_mistake],
-                "unusual": [remark._asdict() for remark in seen if not remark.is_mistake],
-                "codes": codes(found), "clauses": all_clauses(found),
-                "nearest": nearest(found) if found.is_near else None,
-                "missing": self.missing, "unexpected": self.unexpected,
-                "unexplained": found.unexplained, "differs": found.differs,
-                "refused": found.refused, "sentences": self.in_words()}
-
 
 def worst_of(shares: dict[str, float], most: int) -> str:
     """The kinds of batches that differ most, and by how much."""

@@ -1,7 +1,6 @@
 """What a loss optimises: right and wrong losses are named as what they are, and a check fails where
 it should."""
 import importlib
-import json
 import math
 import os
 import re
@@ -303,20 +302,10 @@ def test_a_term_of_the_wrong_sign_passes_only_by_its_name():
     ("z n-1 0.0001", "z n-1 eps=1e-4", True),
     ("batch z n-1 0.0001", "z batch n-1 1e-4", False),
     ("kl k3 0.001 to old", "kl k3 to old 0.001", True), ("kl k3 0.001 to old", "kl k3", False),
-    # 0.04 over 1000 is 0.00004 over 1
-    ("kl k3 4e-05 constant 1", "kl k3 0.04 constant 1000", True),
-    ("kl k3 4e-05 constant 1", "kl k3 0.04 constant 900", False),
     ("kl k3 4e-05 constant 1", "kl k3 constant", True)])
 def test_a_clause_is_read_as_it_is_meant(code, clause, is_so):
     """Its words in any order that says which clause it is, its numbers beside any word."""
     assert is_said(code, *clauses_of(clause)) == is_so
-
-
-@pytest.mark.parametrize("clause, code", [
-    ("kl k3 0.04 constant 512", "kl k3 0.04"), ("kl k3 0.04 constant 1024", "kl k3 0.02"),
-    ("entropy constant", "entropy 0.01"), ("kl k3 0.04", "kl k3 0.04")])
-def test_a_term_over_a_constant_is_read_by_that_of_the_policy_loss(clause, code):
-    assert is_said(code, clauses_of(f"{clause}, constant 512")[0])
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -639,19 +628,13 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main([good, "--expected", "token"])
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("lab formula: unrec")
-    assert main([bad, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["status"] == 1 and said["understood"]
-    assert [remark["name"] for remark in said["mistakes"]] == ["sign reversed"]
-    assert main([f"{good}:absent", "--json"]) == 2
-    assert "has no function" in json.loads(capsys.readouterr().out)["error"]
+    assert main([bad]) == 1 and "1. [sign reversed]" in capsys.readouterr().out
     assert main([bad, "--expect", "z n-1 1e-6, token, no ratio, sign reversed"]) == 0
     capsys.readouterr()
     assert main([good, "--same-as", good]) == 0
     assert "The same gradient as" in capsys.readouterr().out
-    assert main([good, "--same-as", str(tmp_path / "dead.py"), "--json"]) == 1
-    differs = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["differs"]
-    assert differs["groups with equal rewards"] is None
+    assert main([good, "--same-as", str(tmp_path / "dead.py")]) == 1
+    assert "more than 200% with groups with equal rewards" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, said", [
