@@ -64,9 +64,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *loss_stages(s),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(grpo.update)),
-        ("credit", "[[credit in words]]", where(continuation_rewards)),
-        ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
-                 "gradient at the logits, the largest first", where(ranks))]
+        ("credit", "[[credit in words]]", where(continuation_rewards))]
 
 
 def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
@@ -259,7 +257,7 @@ def numbers_of_tokens(tokens: TokenTable, c: float | None, each: float) -> Numbe
         "w": tokens["weight"] / (c or math.nan),
         "term": -tokens["advantage"] * tokens["weight"] * tokens["log_prob"] * each,
         "gradient": tokens["abs gradient"] * each}
-    numbers: Numbers = {"rank": ranks(tokens["abs gradient"])}
+    numbers: Numbers = {}
     for name, values in known.items():
         numbers[name] = list(map(rounded, values))
     for name, values in results.items():
@@ -272,15 +270,6 @@ def only_of_own(values: Value | list[Value], tokens: TokenTable) -> list[Value]:
     did not draw them."""
     of_tokens = values if isinstance(values, list) else []
     return [value if own else None for value, own in zip(of_tokens, tokens["own"])]
-
-
-def ranks(sizes: np.ndarray) -> list[Value]:
-    """1 for the largest; None where there is no gradient."""
-    not_larger = np.searchsorted(np.sort(sizes), sizes, side="right")
-    found: list[Value] = []
-    for size, count in zip(sizes, not_larger):
-        found.append(len(sizes) - int(count) + 1 if size > 0 else None)
-    return found
 
 
 def rounded(value: float | torch.Tensor | None, digits: int = 4) -> float | None:

@@ -24,7 +24,6 @@ is that of the last policy, on problems that no run trained on. If a task does n
 are right, the reward takes the place of success.
 """
 import json
-import shlex
 import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -156,18 +155,6 @@ def differing_from_most(versions: list[Version], groups: list[str]) -> list[list
 def in_short(labels: Iterable[str]) -> str:
     first, *others = dict.fromkeys(labels)
     return f"{first} and {len(others)} more" if others else first
-
-
-def diff_commands(arms: Arms) -> list[str]:
-    """Commands that show how the code of other arms differs from that of the first one."""
-    runs = [next(iter(arm.values())) for arm in arms.values()]
-    chosen = {name for run in runs for name in chosen_in(run.config)}
-    first, *others = [(newest_code(run, chosen), code_folders(run.folder)[-1:]) for run in runs]
-    found: dict[Version, str] = {}
-    for code, folder in others:
-        if code and first[0] and code != first[0]:
-            found.setdefault(code, shlex.join(["diff", "-r", *map(str, first[1] + folder)]))
-    return [*found.values()]
 
 
 def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:

@@ -11,10 +11,9 @@ after one look: what is ahead once may still be luck, which new seeds show.
 
 Another setting, other code or data, and a run whose files have changed while it was stopped are
 arms of their own; so are a run of train.py and one of the lab. The code is compared as a whole
-(lab/harness/versions.py says what counts), and a command that shows the difference is printed. An
-arm is named by what most runs do not have. The last table has the notes' four metrics, from the
-credit files. Two runs of one arm with one seed are refused, and so is a record with a damaged line
-or a hole. The curves are drawn into --output_dir.
+(lab/harness/versions.py says what counts). An arm is named by what most runs do not have. The last
+table has the notes' four metrics, from the credit files. Two runs of one arm with one seed are
+refused, and so is a record with a damaged line or a hole. The curves are drawn into --output_dir.
 """
 import textwrap
 from pathlib import Path
@@ -22,9 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
-from lab.analysis.comparison import (AT_THE_END, Arms, arms_of, comparable, diff_commands,
-                                     doubt_about_training, in_words, of_runs, refuse_holes,
-                                     say_gains)
+from lab.analysis.comparison import (AT_THE_END, Arms, arms_of, comparable, doubt_about_training,
+                                     in_words, of_runs, refuse_holes, say_gains)
 from lab.analysis.plots import COLOURS, legend_below, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.engine.errors import UserError
@@ -54,8 +52,6 @@ def main(argv: list[str]) -> None:
         say(textwrap.fill(f"{note}.", 100))
     say_gains(arms, measure)
     print_metrics(arms)
-    for command in diff_commands(arms):
-        say(f"How the code of two arms differs: {command}")
     folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
     folder.mkdir(parents=True, exist_ok=True)
     picture, _ = draw(whole, folder)

@@ -17,7 +17,7 @@ from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
 from grpo import group_mean, group_z_score, policy_loss
-from mitigations import gradient_size, outcome_conditional
+from mitigations import outcome_conditional
 from lab.engine.update import length_scaling
 from lab.harness.read_record import run_config
 from lab.tools import follow
@@ -96,7 +96,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
     assert list(lines) == ["rewards", "p", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "ratio", "s",
-                           "gradient", "push", "clipping", "AdamW", "change", "rank"]
+                           "gradient", "push", "clipping", "AdamW", "change"]
     for _, place in lines.values():
         path, _, names = re.split(":| ", place)
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
@@ -139,9 +139,6 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     of_group = batch.reward[batch.group == batch.group[b]]
     said = re.findall(rf"(\d+) got ({NUMBER})", lines["rewards"][0])
     said = sorted(float(value) for count, value in said for _ in range(int(count)))
-    size = gradient_size(batch.log_prob, batch.collision)[b]
-    sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
-    larger = (sizes > sizes[t]) & batch.mask[b]
     change = (after.log_softmax(-1) - log_probs)[chosen].detach()
     for found, values in (
             (said, sorted(of_group.tolist())),
@@ -151,8 +148,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
             (numbers(lines["weight"][0])[:1], [weight[b, t]]),
             (numbers(lines["rescaling"][0])[1:], [rescale, weight[b, t] * rescale]),
             (numbers(lines["loss norm"][0])[-2:], [length_scale[b], trained.sum()]),
-            (numbers(lines["change"][0]), [change, after.softmax(-1)[chosen]]),
-            (numbers(lines["rank"][0])[:2], [batch.length[b], 1 + larger.sum()])):
+            (numbers(lines["change"][0]), [change, after.softmax(-1)[chosen]])):
         assert found == pytest.approx([float(value) for value in values], rel=5e-3, abs=1e-6)
 
 
@@ -183,7 +179,7 @@ def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
                        [{"step": 4}])
     printed = follow_it(folder, "--answer", 0, "--token", 1)
     for label in ("entropy", "reward ", "weight", "rescaling", "loss norm", "term", "ratio",
-                  "gradient", "clipping", "AdamW", "rank"):
+                  "gradient", "clipping", "AdamW"):
         assert f"\n{label}" not in printed
     lines = lines_of(printed)
     assert "A = 2, as recorded" in printed and "rewards    of the 2 answers" in printed
@@ -201,8 +197,7 @@ def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
     lines = lines_of(printed)
     assert "change     not measured, because the step left this answer out" in printed
     assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
-    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank",
-                "change"} & set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "change"} & set(lines)
 
 
 def test_the_answers_to_each_problem(recorded, batch, follow_it):
@@ -246,7 +241,7 @@ def test_the_functions_are_those_that_ran_with_their_lines(config, of_lab):
     named = {function.partition(":")[0] for function in found}
     of_book = {"analyze.py", "countdown_task.py", "grpo.py", "mitigations.py", "qwen2_model.py"}
     assert {name for name in named if "/" in name} == of_lab | {
-        "lab/analysis/account.py", "lab/credit/monte_carlo.py", "lab/engine/credited.py"}
+        "lab/credit/monte_carlo.py", "lab/engine/credited.py"}
     assert of_book - named == ({"countdown_task.py"} if "task" in config else set())
     for function in found:
         file, line, name = re.match(r"(.+):(\d+) (.+)", function).groups()
