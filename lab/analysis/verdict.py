@@ -141,8 +141,9 @@ class Verdict:
             gain = self.corrected(self.gain(look, measure=measure))
             if measure == self.measure or not gain.pairs or not gain.is_told:
                 continue
-            found.append(f"At {LABELS[measure]}, where a step costs {gain.cost.value:.2f} times as "
-                         f"much: {in_points(gain.estimate)}, {with_excluded(gain)}.")
+            cost = f", where a step costs {gain.cost.value:.2f} times as much"
+            found.append(f"At {LABELS[measure]}{'' if measure == IN_TRAINING else cost}: "
+                         f"{in_points(gain.estimate)}, {with_excluded(gain)}.")
         return [*found, *(f"{self.name} {clause} one of {self.other}."
                           for clause in about_cost(look["idea"], look["plain"]))]
 

@@ -230,7 +230,7 @@ def test_the_verdict_is_of_equal_time_if_a_step_is_dearer():
         "once.",
         "my_idea gains as long as a step costs less than 32.0 (32.0 to 32.0) times as much as one "
         "of plain GRPO."]
-    assert dear.answer()[1].startswith("At equal steps, where a step costs 1.00 times as much")
+    assert dear.answer()[1].startswith("At equal steps: +4.0 (")
     nothing = Verdict("my_idea", with_cost(runs_with(OPEN), 1.0)).answer()
     assert nothing[1] == "Gains above +7.6 points are excluded (95%)."
     assert "no difference seen, above +7.6 excluded." in nothing[2]
