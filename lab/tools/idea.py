@@ -40,16 +40,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mitigations import gradient_size
 from lab.analysis.verdict import OTHERS
-from lab.analysis.weights import about_gradient, differs_within
 from lab.engine.credited import credited
 from lab.engine.errors import UserError
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts, double
+from lab.engine.tokens import KINDS
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.flags import Flag, flags_of, read
 from lab.harness.memory import return_memory
@@ -80,7 +81,8 @@ PLACEBOS = {  # the value of --placebo, by the axis of the idea
     "mitigation": {"any": "weights", "kind": "weights_by_kind"},
     "advantage": {"any": "advantages", "kind": "advantages_by_kind"}}
 LABELS = {"plain": "plain", "idea": "{}", "any": "{}-placebo", "kind": "{}-placebo-kind"}
-BATCHES = 4  # of the untrained model that are looked at first
+BATCHES = 4   # of the untrained model that are looked at first
+RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
 def main(argv: list[str]) -> None:
@@ -111,7 +113,7 @@ def main(argv: list[str]) -> None:
             for key, of_arm in flags.items()}
     for arm in () if own.screen else arms.values():
         arm.copied()  # now, because the look takes a while, and you may go on editing
-    first_look(own.name, arms, is_weighting=axis == "mitigation")
+    first_look(own.name, arms)
     if own.screen:
         return
     of_idea = [f" --{flag} {value}" for flag, value in typed.items()
@@ -140,10 +142,10 @@ def compare_settings(own: SimpleNamespace, typed: Json, command: str) -> None:
     decide(arms, own.set, OTHERS["plain"], own.set, own, command)
 
 
-def first_look(name: str, arms: dict[str, Arm], is_weighting: bool) -> None:
+def first_look(name: str, arms: dict[str, Arm]) -> None:
     """Print what the idea does to the gradient of the untrained model. If all tokens are of one
     category, as those of some tasks, both placebos would be the same runs."""
-    has_kinds = look(name, arms["plain"].settings, arms["idea"].settings, is_weighting)
+    has_kinds = look(name, arms["plain"].settings, arms["idea"].settings)
     if not has_kinds and arms.pop("kind", None):
         say("  all tokens are of one category here, so there is one placebo")
     trained = sorted(arms["plain"].folder.glob("s*/checkpoints/step_*"))[:1]
@@ -173,10 +175,11 @@ def own_flags(axis: str, name: str) -> tuple[str, ...]:
     return axis, "rescale", *flags_of(METHODS[axis][name])
 
 
-def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> bool:
-    """Print what the idea does to the tokens of a few batches of the untrained model. Returns
-    whether they are of several categories."""
-    policy, found, notes, by_token = load_policy(plain), [], set(), False
+def look(name: str, plain: LabSettings, idea: LabSettings) -> bool:
+    """Print which categories of token get more of the gradient than in plain GRPO, in a few batches
+    of the untrained model. A token's gradient at the logits has the size abs(A) w s. Returns
+    whether there are several categories."""
+    policy, found, notes = load_policy(plain), [], set()
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
     count = 1 if policy.model.is_large else BATCHES
@@ -187,17 +190,26 @@ def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -
         mine, weight, metrics = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
         if metrics["weight_note"]:
             notes.add(metrics["weight_note"])
-        by_token |= differs_within(weight, mine.mask)
         s = gradient_size(batch.log_prob, batch.collision)
-        frames = (mine.kind, s, usual.advantage, mine.advantage, weight)
+        frames = (mine.kind, (mine.advantage * weight * s).abs(), (usual.advantage * s).abs())
         found.append([double(frame[mine.mask]) for frame in frames])
-    kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
+    kind, *sizes = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
-    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token)
-    for line in [*lines, *notes]:
+    gains = share_gains(kind.astype(int), *sizes) or "unknown, because plain GRPO has no gradient"
+    for line in (f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
+                 *notes):
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
     return bool((kind != kind[0]).any())
+
+
+def share_gains(kind: np.ndarray, *sizes: np.ndarray) -> str:
+    """word 1.50, number 0.67: by which factor each kind's share of the first sizes is larger than
+    that of the second, the largest first."""
+    mine, plain = (np.bincount(kind, one) / max(float(one.sum()), 1e-300) for one in sizes)
+    gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
+    largest_first = sorted(gains.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {gain:.2f}" for name, gain in largest_first)
 
 
 def sample(policy: Policy, s: LabSettings, step: int) -> Rollouts:

@@ -13,13 +13,12 @@ import torch
 
 from conftest import ROOT, refusal
 import mitigations
-from lab.analysis.weights import about_gradient, differs_within, share_gains
 from lab.engine.tokens import NUMBER, WORD
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings
 from lab.tools import idea, planned_runs
 from lab.tools.arms import Arm, is_of_book
-from lab.tools.idea import arms_of, credited, first_look, look, main, sample
+from lab.tools.idea import arms_of, credited, first_look, look, main, sample, share_gains
 from lab_runs import make_here
 from runs import lines
 from small import large_folder
@@ -101,7 +100,7 @@ def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, mon
         monkeypatch.setattr(idea, "look", lambda *given: has_kinds)
         _, flags = arms_of("by_kind", {})
         arms = {key: Arm(key, of_arm, tmp_path) for key, of_arm in flags.items()}
-        first_look("by_kind", arms, is_weighting=True)
+        first_look("by_kind", arms)
         assert len(arms) == count
         assert ("so there is one placebo" in capsys.readouterr().out) == (not has_kinds)
 
@@ -216,42 +215,21 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
             "0.1 (2 seeds)") in said
 
 
-KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
-
-
-def test_a_weighting_of_ten_tokens():
+def test_the_shares_of_ten_tokens():
     """Eight words of weight 0.5 and two numbers of weight 3, sizes alike: shares 4/10 and 6/10 of
     8/10 and 2/10."""
-    weight = np.where(KIND == NUMBER, 3.0, 0.5)
-    [line] = about_gradient(True, KIND, ONES, ONES, ONES, weight)
-    assert line.endswith("in plain GRPO: number 3.00, word 0.50")
-    assert share_gains(KIND, 0 * ONES, ONES) == "word 0.00, number 0.00"  # nothing has a gradient
-
-
-def test_weights_of_whole_answers_have_no_noise_to_take_away():
-    """Two answers of two tokens and one; what is behind an answer's last token does not count."""
-    mask = torch.tensor([[True, True], [True, False]])
-    assert not differs_within(torch.tensor([[2.0, 2.0], [1.0, 0.0]]), mask)
-    assert differs_within(torch.tensor([[2.0, 1.0], [1.0, 0.0]]), mask)
-    lines = about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)
-    assert "all tokens of an answer have the same weight" in lines[-1]
-
-
-def test_an_advantage_has_signs():
-    """Of nine tokens where both have one, three turned."""
-    mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
-    lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
-    assert lines[1].startswith("the sign of the new advantage differs from that of plain GRPO's at "
-                               "33% ")
+    kind, ones = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
+    weight = np.where(kind == NUMBER, 3.0, 0.5)
+    assert share_gains(kind, weight, ones) == "number 3.00, word 0.50"
+    assert share_gains(kind, 0 * ones, ones) == "word 0.00, number 0.00"  # nothing has a gradient
 
 
 def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
                        "answers": 4, "max_new_tokens": 48})
     monkeypatch.setattr("lab.engine.model.Qwen2.is_large", True)
-    look("itself", s, s, True)
-    said = capsys.readouterr().out
-    assert "for 8 answers" in said and "all tokens of an answer have the same" in said
+    look("itself", s, s)
+    assert "for 8 answers" in capsys.readouterr().out
 
 
 def test_it_is_what_training_gives_the_tokens(capsys):
@@ -259,12 +237,12 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     plain = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
              "max_new_tokens": 48}
     settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
-    look("itself", settings[0], settings[0], True)
+    look("itself", settings[0], settings[0])
     printed = capsys.readouterr().out
-    assert "for 32 answers" in printed and "all tokens of an answer have the same weight" in printed
-    gradient = printed.partition("in plain GRPO: ")[2].partition("all tokens")[0]
+    assert "for 32 answers" in printed
+    gradient = printed.partition("in plain GRPO: ")[2]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
-    assert look("by_kind", *settings, True)  # tokens are of several categories
+    assert look("by_kind", *settings)  # tokens are of several categories
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
 
