@@ -211,20 +211,6 @@ def shifted_back(logits, batch):
     return -token(log_p * z(1, 1e-4)(batch), batch.mask[:, :-1], batch)
 
 
-def whitened_as_openrlhf(batch):
-    a, length = mean(batch)[:, 0], batch.mask.sum(1)
-    a = a - (a * length).sum() / length.sum()
-    variance = (a.square() * length).sum() / length.sum()
-    return (a * (variance + 1e-8).rsqrt())[:, None]
-
-
-def dynamic_sampling(logits, batch):
-    """DAPO: groups whose std is at most 1e-6 are left out, of the divisor, too."""
-    kept = batch.mask * (by_group(batch, lambda r: r.std().expand_as(r)) > 1e-6)
-    value = clip(.2, .28)(log_probs(logits, batch), batch, z(0, 1e-4)(batch))
-    return -(value * kept).sum() / kept.sum()
-
-
 def summed_clip(log_prob, batch, a):
     """The ratio of an answer, where GSPO has the geometric mean of its tokens' ratios."""
     r = ((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True).exp()
@@ -313,11 +299,6 @@ def with_edge(of_reply, shift):
     return lambda batch: mask(batch).to(batch.mask.dtype)
 
 
-def token_with_replies(logits, batch):
-    value = log_probs(logits, batch) * z(0, 1e-4)(batch)
-    return -(value * batch.mask).sum() / span(batch).sum()
-
-
 def until_padding(batch):
     """A mask by ids: it ends before the first id of padding, which may be that of the end."""
     return batch.mask * ((batch.ids == batch.pad_id).cumsum(1) == 0)
@@ -327,16 +308,6 @@ def refusing_equal_rewards(batch):
     if any(r.min() == r.max() for r in (batch.reward[batch.group == g] for g in batch.group)):
         raise ValueError("all rewards are equal")
     return z(0, 1e-4)(batch)
-
-
-def by_sampler(correction, objective=clip(.2, .2)):
-    """A correction of (B, L) log-ratios of old and sampler, which may be summed over answers."""
-    def loss(logits, batch):
-        s = batch.old_log_prob - batch.sampler_log_prob
-        value = correction(s, batch.mask) * objective(log_probs(logits, batch), batch,
-                                                      z(0, 1e-4)(batch))
-        return -token(value, batch.mask, batch)
-    return loss
 
 
 def clip_to_sampler(log_prob, batch, a):
@@ -349,21 +320,8 @@ def clip_to_reference(log_prob, batch, a):
         **vars(batch), "old_log_prob": batch.reference_log_prob}), a)
 
 
-def with_kl_in_advantage(log_prob, batch, a):
-    return log_prob * (a - .04 * (log_prob - batch.reference_log_prob))
-
-
 def bounded_k3(log_prob, batch):
     return k3(log_prob, batch).clamp(-10, 10)
-
-
-def k3_with_wrong_sign(log_prob, batch):
-    d = batch.reference_log_prob - log_prob
-    return d.exp() + d - 1
-
-
-def answer_less_one(value, mask, batch):
-    return ((value * mask).sum(1) / (mask.sum(1) - 1)).mean()
 
 
 def without_last_of_an_odd_batch(logits, batch):
@@ -418,7 +376,6 @@ LOSSES = {
              {"gmpo clip 0.4 0.4", "answer", "understood"}),
     "old one place off": (make(objective=misaligned),
                           PLAIN - {"no ratio"} | {"end", "ratio"}, "old misplaced 1"),
-    "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
     "shift missing": (make(shift=0), PLAIN, "shift 0"),
     "shifted twice": (make(shift=2), {"z n 0.0001", "understood"}, "shift 2"),
     "end untrained": (make(mask=without_end), {"token (trained)", "understood"}, "no end"),
@@ -430,16 +387,10 @@ LOSSES = {
     "unfinished dropped": (make(mask=finished_only),
                            {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
     "sign": (make(sign=-1.0), PLAIN, "sign reversed"),
-    "width": (make(count=width), {"understood"}, "constant over width of a row"),
     "micro-batch": (make(count=micro_batch(2)), {"end"}, "order of rows", "micro-batches"),
     "divided twice": (make(count=twice_divided),
                       {"understood"}, "answer divided by the number of answers"),
     "hundred times": (make(factor=100.0), PLAIN, "times 100"),
-    "openrlhf": (make(whitened_as_openrlhf),
-                 {"mean over tokens n 1e-08 root", "token", "understood"},
-                 "mean over tokens n root"),
-    "dynamic sampling": (dynamic_sampling,
-                         {"z n 0.0001", "live token", "clip 0.2 0.28", "understood"}),
     "sum for GSPO's mean": (make(mean, answer, summed_clip),
                             {"summed clip 0.2 0.2", "constant 1", "mean", "understood"},
                             "summed clip"),
@@ -465,21 +416,13 @@ LOSSES = {
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
     "softcapped": (softcapped, set()),
-    "kl in the advantage": (make(objective=with_kl_in_advantage),
-                            PLAIN | {"kl k1 0.04 in the advantage"}, "kl k1 in the advantage"),
     "bounded k3": (make(objective=clip(.2, .2), kl=bounded_k3, beta=.001),
                    {"clip 0.2 0.2", "kl k3 0.001", "understood"}),
-    "k3 with a wrong sign": (make(objective=clip(.2, .2), kl=k3_with_wrong_sign),
-                             {"clip 0.2 0.2", "kl k3 sign 0.04", "understood"}, "kl k3 sign"),
     "ratio to the reference": (make(objective=clip_to_reference),
                                {"reference for old", "clip 0.2 0.2", "understood"},
                                "reference for old"),
     "a clamp without the 1": (make(objective=clip(1.2, -.8)),
                               {"z n 0.0001 only negative"}, "z n only negative"),
-    "positive advantages": (make(lambda batch: z(0, 1e-4)(batch).clamp(min=0)),
-                            {"z n 0.0001 only positive", "understood"}, "z n only positive"),
-    "answer less one": (make(count=answer_less_one), {"answer less one", "understood"},
-                        "answer less one"),
     "kl at the prompt too": (kl_at(with_prompt),
                              {"z n 0.0001", "token", "end"}, "kl elsewhere", "pad is end",
                              "micro-batches"),
@@ -490,17 +433,11 @@ LOSSES = {
     "replies": (make(mask=span), {"end", "token (trained)", "understood"}, "replies"),
     "first of reply": (make(mask=with_edge(True, 1)), {"understood"}, "turns otherwise"),
     "no last of turn": (make(mask=with_edge(False, -1)), {"understood"}, "turns otherwise"),
-    "replies counted": (token_with_replies,
-                        {"token (with replies)", "understood"}, "token (with replies)"),
     "until padding": (make(mask=until_padding), PLAIN, "pad is end"),
     "refuses equal rewards": (make(refusing_equal_rewards), PLAIN, "dead raises"),
     "shift and sign": (make(shift=0, sign=-1.0, count=answer),
                        {"answer", "understood"}, "sign reversed", "shift 0"),
     "any temperature": (make(temperature=.77), PLAIN, "temperature 0.77"),
-    "of answers": (by_sampler(lambda s, mask: (s * mask).sum(1, keepdim=True).exp().clamp(max=3)),
-                   {"tis of answer 3", "understood"}),
-    "upside down": (by_sampler(lambda s, mask: (-s).exp().clamp(max=2)),
-                    {"inverse tis 2", "understood"}, "inverse tis"),
     "sampler for old": (make(objective=clip_to_sampler),
                         {"sampler for old", "clip 0.2 0.2", "understood"}),
     # pairs

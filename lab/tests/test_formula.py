@@ -311,7 +311,7 @@ def test_a_clause_is_read_as_it_is_meant(code, clause, is_so):
 @pytest.mark.parametrize("wrong, said", [
     ("tokens", "no clause is called 'tokens'. Near it: token;"),
     ("kl 0.04", "no clause is called 'kl 0.04'. Near it: kl k1 {factor}; kl k2 {factor}; kl k3"),
-    ("entropie 0.01", "no clause has the word 'entropie'. Near it: entropy {factor};"),
+    ("entropie 0.01", "no clause has the word 'entropie'. Near it: entropy {factor}"),
     ("qwertz", "no clause has the word 'qwertz'. --help lists all clauses"),
     ("clip 0.2 0.2 3", "'clip 0.2 0.2 3' has more numbers than the clause `clip {low} {high}`"),
     (",", "the expectation names no clause")])
