@@ -110,7 +110,7 @@ def cosine(problem: np.ndarray, s2: np.ndarray, a: np.ndarray, halves: Halves) -
     if not np.abs(a).max() > 1e-9:
         return Estimate(np.nan)  # all tokens of an answer have the same score
     return over_problems(problem, (a * (one + other) / 2 * s2, a * a * s2, one * other * s2),
-                         lambda along, own, true: along / np.sqrt(own * max(true, 1e-30)))
+                         lambda along, own, true: along / np.sqrt(own * true))
 
 
 def ceiling(problem: np.ndarray, s2: np.ndarray, halves: Halves) -> Estimate:

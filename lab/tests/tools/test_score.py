@@ -39,6 +39,7 @@ def test_noise_of_the_credit_is_taken_out():
     halves = [credit + draw.normal(size=n) * 0.2 for _ in range(2)]
     problem, s2 = np.arange(n) % 20, np.ones(n)
     assert cosine(problem, s2, credit, halves).value == pytest.approx(1, abs=0.05)
+    assert np.isnan(cosine(problem, s2, credit, [credit, -credit]).value)  # nothing but noise
     # one half: signal 0.01 of 0.05
     assert ceiling(problem, s2, halves).value == pytest.approx(np.sqrt(0.2), abs=0.05)
 
