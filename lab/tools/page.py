@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import analyze
+import lab.analysis.plots  # noqa: F401  how the curve is drawn, and a sentence where it cannot be
 from analyze import Table, Tally
 from lab.analysis import report
 from lab.analysis.answers import answers_of
