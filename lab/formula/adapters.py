@@ -90,28 +90,20 @@ def of_log_probs(function: Callable[..., object],
 
 
 def of_verl(function: Callable[..., object], config: Any,
-            advantage: Callable[[Batch], Tensor] = partial(z_score, epsilon=1e-6),
-            rollout_is_threshold: float | None = None) -> Loss:
+            advantage: Callable[[Batch], Tensor] = partial(z_score, epsilon=1e-6)) -> Loss:
     """The loss of a function that verl registers as policy loss, which takes (old_log_prob,
-    log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights). The config is
-    verl's ActorConfig, or a dictionary of what differs from its defaults. With a threshold the
-    function is given verl's truncated weights of tokens for the engine that sampled."""
+    log_prob, advantages, response_mask, loss_agg_mode, config). The config is verl's ActorConfig,
+    or a dictionary of what differs from its defaults."""
     if isinstance(config, dict):
         config = verl_config(config)
     wanted = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config"]
-    wanted += ["rollout_is_weights"] if rollout_is_threshold else []
     if absent := [name for name in wanted if name not in inspect.signature(function).parameters]:
         raise LossFailed(f"{function.__name__} has no argument {', '.join(absent)}, as the policy "
                          "losses of today's verl have; of_log_probs takes one of an older form")
 
-    def of_theirs(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, sampler: Tensor
-                  ) -> object:
-        more = {}
-        if rollout_is_threshold:
-            more["rollout_is_weights"] = (old - sampler).exp().clamp(max=rollout_is_threshold)
+    def of_theirs(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> object:
         return function(old_log_prob=old, log_prob=new, advantages=advantages * mask,
-                        response_mask=mask, loss_agg_mode=config.loss_agg_mode, config=config,
-                        **more)
+                        response_mask=mask, loss_agg_mode=config.loss_agg_mode, config=config)
     return of_log_probs(of_theirs, advantage)
 
 

@@ -550,25 +550,24 @@ def test_an_adapter_for_a_loss_of_log_probs():
 
 
 def verls(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean",
-          config=None, rollout_is_weights=None):
+          config=None):
     """A loss with the arguments of verl's, and what it reads of a config."""
     r = (log_prob - old_log_prob).exp()
     clipped = r.clamp(1 - config.clip_ratio_low, 1 + config.get("clip_ratio_high", .3))
     value = torch.max(-advantages * r, -advantages * clipped)
-    value = value if rollout_is_weights is None else value * rollout_is_weights
     if loss_agg_mode == "token-mean":
         return (value * response_mask).sum() / response_mask.sum(), {"clipped": 0.0}
     return ((value * response_mask).sum(1) / response_mask.sum(1)).mean(), {}
 
 
-@pytest.mark.parametrize("config, threshold, clauses", one_of(2, [
-    ({}, 0, "z n-1 1e-6, token, clip 0.2 0.2"),
-    ({"clip_ratio_high": .28, "loss_agg_mode": "seq-mean-token-mean"}, 0,
+@pytest.mark.parametrize("config, clauses", one_of(2, [
+    ({}, "z n-1 1e-6, token, clip 0.2 0.2"),
+    ({"clip_ratio_high": .28, "loss_agg_mode": "seq-mean-token-mean"},
      "z n-1 1e-6, answer, clip 0.2 0.28"),
     (SimpleNamespace(clip_ratio_low=.1, get=lambda name, usual: usual, loss_agg_mode="token-mean"),
-     2.0, "z n-1 1e-6, token, clip 0.1 0.3, tis 2")]))
-def test_an_adapter_for_the_losses_of_verl(config, threshold, clauses):
-    check(of_verl(verls, config, rollout_is_threshold=threshold), clauses)
+     "z n-1 1e-6, token, clip 0.1 0.3")]))
+def test_an_adapter_for_the_losses_of_verl(config, clauses):
+    check(of_verl(verls, config), clauses)
 
 
 def test_an_older_loss_of_verl_is_told():
