@@ -415,17 +415,6 @@ def signs_looked_for(log: Log) -> str:
     return f"{count} of {len(every)} signs of a mistake"
 
 
-def in_short(log: Log) -> str:
-    """The verdict in a line; an empty text if there are too few steps for one."""
-    if log.steps < FEWEST:
-        return ""
-    found = faults_of(log)
-    if not found:
-        return (f"Mistakes in the training: none seen. {signs_looked_for(log)} could be looked "
-                "for.")
-    return "Mistakes in the training: " + "; ".join(fault.check.what for fault in found) + "."
-
-
 def looked_at(log: Log) -> tuple[list[str], list[str]]:
     """The metrics that the log has, and the main ones that it has not."""
     looked = [name for name in NAMES if (log[name].is_known or log[name].broken)

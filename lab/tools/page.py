@@ -20,8 +20,6 @@ from lab.analysis.successes import successes
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
-from lab.tools.diagnose import in_short
-from lab.tools.logs import read_log
 
 LEGEND = (
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
@@ -56,17 +54,10 @@ def main(argv: list[str]) -> None:
         say(textwrap.fill(sentence, 100))
     if success.rows:
         say(f"\n{success.as_text()}")
-    say_what_went_wrong(run.folder)
     if tally:
         say("To follow one token through a step: "
             f"{python_command('-m', 'lab', 'follow', run.folder)}")
     say(f"The page is {folder / 'page.html'}.")
-
-
-def say_what_went_wrong(folder: Path) -> None:
-    """Print in a line which mistakes of docs/reference/how_a_run_fails.md the metrics show."""
-    if (folder / "metrics.jsonl").is_file() and (verdict := in_short(read_log(folder))):
-        say(f"{verdict} The numbers: {python_command('-m', 'lab', 'diagnose', folder)}")
 
 
 def shown_evaluations(run: Run) -> list[Json]:

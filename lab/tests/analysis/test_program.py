@@ -31,15 +31,6 @@ def test_a_run_without_credit_files_has_its_gains_alone(tmp_path, capsys):
     assert analyze.LEGEND not in html.unescape(page)
 
 
-def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
-    folder = write_log(tmp_path / "run", {}, evaluations=[evaluation(0, [0]), evaluation(1, [0])])
-    write_lines(folder / "metrics.jsonl", [
-        {"step": step, "success": 0, "reward": 0.1, "finished": 0.2} for step in range(1, 9)])
-    analyze.main([str(folder)])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "lab diagnose" in line]
-    assert line.startswith("Mistakes in the training: The limit of new tokens is too small")
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
     """A table of one row is left out: a task need not label tokens."""

@@ -9,7 +9,7 @@ import pytest
 from conftest import refusal, write_lines
 
 from lab.tools import diagnose
-from lab.tools.diagnose import faults_of, filled, in_short, in_words
+from lab.tools.diagnose import faults_of, filled, in_words
 from lab.tools.logs import Metric, read_log
 
 STEPS = range(1, 31)
@@ -501,12 +501,9 @@ def test_the_command_has_a_status(tmp_path, path, capsys):
     os.mkfifo(tmp_path / "pipe")  # it would never end
     for name, words in (("none", "no run or log"), ("pipe", "pipe")):
         assert words in refusal(diagnose.main, [str(tmp_path / name)])
-    for lines, status, in_a_line in (
-            (ours()[:3], 2, ""), (ours(), 0, "none seen"),
-            (LOGS["cut off"][1], 1, "Mistakes in the training: The limit of new tokens is too")):
+    for lines, status in ((ours()[:3], 2), (ours(), 0), (LOGS["cut off"][1], 1)):
         write_lines(path, lines)
         assert diagnose.main([str(path)]) == status
-        assert in_a_line in in_short(read_log(path))
     printed = " ".join(capsys.readouterr().out.split())
     assert "7 of docs/reference/how_a_run_fails.md). Seen: " in printed
     assert "Seen: finished is 0.25 in every step" in printed
