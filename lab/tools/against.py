@@ -7,7 +7,7 @@ Edit any function of the book or of the lab. Nothing else is needed:
     python -m lab idea --against ../unchanged             # another copy of this project
     python -m lab idea --against runs/none-grpo-s0        # the files that made this run
 
-1. First it prints the definitions that differ, without comments. If there are none that count
+1. First it names the definitions that differ. If there are none that count
    (lab/harness/versions.py), nothing is trained.
 2. Both versions are copied into --runs, each into a folder that is named by its settings and by the
    version as a whole, and trained from there. So you can go on editing meanwhile. Finished runs are
@@ -18,7 +18,6 @@ Edit any function of the book or of the lab. Nothing else is needed:
    placebos. With flags of the book both versions are trained by their train.py. The files that made
    a run of the book have no other door.
 """
-import difflib
 import io
 import shutil
 import subprocess
@@ -39,7 +38,7 @@ from lab.tools.planned_runs import common_settings
 from run import code_folders
 
 EDIT = "your edit"
-LABELS, LINES = 40, 12  # how many definitions are shown, and how many lines of each
+LABELS = 40  # definitions that are named
 
 
 def compare_versions(own: SimpleNamespace, typed: Json, command: str) -> None:
@@ -109,18 +108,9 @@ def refuse_what_is_not_there(other: Arm, version: str) -> None:
 
 def print_changes(mine: Arm, other: Arm, name: str) -> None:
     say(f"{EDIT} is compared with {name}. These differ:")
-    before, now = dict(other.version), dict(mine.version)
     labels = differing(other.version, mine.version)
     for label in labels[:LABELS]:
-        texts = before.get(label, ""), now.get(label, "")
-        if any(texts) and not all(texts):
-            say(f"  {label} is {'new' if texts[1] else 'gone'}")
-            continue
-        lines = [line for line in difflib.unified_diff(*map(str.splitlines, texts), n=0,
-                 lineterm="") if not line.startswith(("---", "+++", "@@"))]
-        say("\n    ".join([f"  {label}", *(f"{line:.120}" for line in lines[:LINES])]))
-        if len(lines) > LINES:
-            say(f"    and {len(lines) - LINES} more lines")
+        say(f"  {label}")
     if len(labels) > LABELS:
         say(f"  and {len(labels) - LABELS} more")
     files = (f"{mine.settings.task.replace('.', '/')}.py", "countdown_task.py", "lab/countdown.py")

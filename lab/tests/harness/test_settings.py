@@ -97,30 +97,6 @@ def test_what_was_typed_wrong_is_told(argv, words):
     assert refusal(read, argv) == words
 
 
-def test_the_help_of_a_program(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "50")
-    declared = {**FLAGS, "a_name_of_some_length": Flag(2, "words that go on in a second line, 50%")}
-    with pytest.raises(SystemExit):
-        flags.read(["--help"], "it RUN", "About it.", declared, {"RUN": "a folder"})
-    assert capsys.readouterr().out == """usage: it RUN
-
-About it.
-
-positional arguments:
-  RUN                   a folder
-
-options:
-  --new_tokens int      how many (default 8)
-  --fast [yes|no]
-  --out str
-  --rate float          (default 0.5)
-  --a_name_of_some_length int
-                        words that go on in a
-                        second line, 50%
-                        (default 2)
-"""
-
-
 Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
 
 
