@@ -10,7 +10,10 @@ import pytest
 from conftest import credit_columns, write_log
 from countdown_task import Problem
 from lab.analysis.run_folders import Run, read_credit, read_tokenizer
-from lab.analysis.successes import SHARES, YES, facts_of, problem_of, successes
+from lab.analysis.successes import (SHARES, YES, facts_in, facts_of, problem_of,
+                                    successes)
+from lab.analysis.statistics import mean_over
+from lab.analysis.tables import shown
 from lab.countdown import PROMPTS, Task
 from lab.tools import page
 from lab.tools.demonstrations import HIT, MISS
@@ -97,6 +100,9 @@ def test_the_shares_of_a_real_run_add_up_to_its_success(trained):
         [title, f"{share:.1%}"] for title, share in zip(SHARES, shares)]
     p, q, r, s, t, others, success = shares
     assert (p + (1 - p) * q * r) * s * t + others == pytest.approx(success)
+    assert {*facts_in(Run(trained), [1, 1])[:, 0]} == {*range(16)}
+    of_problems = mean_over(batch.scores["answer"].view(8, 8).mean(1).tolist())
+    assert successes(Run(trained)).rows[-1][1] == shown(of_problems, ".1%")
 
 
 def test_the_first_ten_steps_stand_beside_the_last_ten(monkeypatch):
@@ -115,8 +121,8 @@ def test_the_table_is_printed_and_stands_on_the_page_of_countdown(trained, tmp_p
     """It does not for another task, without credit files, and where no hit is said."""
     page.main([str(trained)])
     table, printed = successes(Run(trained)), capsys.readouterr().out
-    shown = html.unescape((trained / "analysis/page.html").read_text())
-    assert table.as_text() in printed and f"<h3>{table.title}</h3>" in shown
+    said = html.unescape((trained / "analysis/page.html").read_text())
+    assert table.as_text() in printed and f"<h3>{table.title}</h3>" in said
     edit_config(trained, task="divide")
     silent = write_log(tmp_path / "silent", {1: credit_columns([2], [0])})
     for folder in (trained, silent, write_log(tmp_path / "empty", {})):
