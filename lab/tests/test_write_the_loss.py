@@ -242,15 +242,6 @@ def test_a_bound_too_much_is_found(old, new, part, screen_of):
     assert not passed and said.count("right  the same gradient") == part - 1, said
 
 
-@pytest.mark.parametrize("name", ["advantage", "weight", "mask", "old"])
-def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
-    part = 2 if name == "old" else 1
-    value = CLIPPED.partition("return ")[2]
-    deed = f"    result = {value}    {name}.data.zero_()\n    return result\n"
-    passed, said = screen_of(*changed(part, CLIPPED, deed))
-    assert not passed and f"the argument `{name}` is changed in place" in said
-
-
 def test_the_examples_of_the_page_are_those_of_the_labs_function():
     """The losses and derivatives of pages 5 and 9 of the course."""
     two = dict(log_prob=[[-1, -2]], advantage=[[2, 2]], weight=[[1, .5]], mask=[[1, 1]], total=2)
