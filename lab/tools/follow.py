@@ -43,7 +43,7 @@ from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.flags import Flag, read
-from lab.harness.screen import BOLD, has_colour, printable, put, say, show_status, styled
+from lab.harness.screen import BOLD, has_colour, printable, put, show_status, styled
 from lab.analysis.shading import legend, one_line, shaded
 
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
@@ -65,7 +65,6 @@ SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, 
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
 MOST = 8            # tokens that get a line
-NAMED_STEPS = 8     # if more models were kept, only some of their steps are named
 Z = 1.96            # a normal 95% interval is so many standard errors to each side
 HARDLY = 0.005      # a push that is smaller would be rounded to 0.00
 
@@ -101,8 +100,6 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     follow_token(run, record, answer, flags)
-    if not flags.credit and task_of(run.config) and "own" not in answer:
-        say_what_else(step, run.sampled)
 
 
 def follow_token(run: Run, record: StepRecord, answer: ShownAnswer, flags: SimpleNamespace
@@ -130,14 +127,6 @@ def refuse_unfit_for_credit(run: Run, record: StepRecord) -> None:
     if step not in run.sampled:
         raise UserError(f"--credit needs the model that sampled step {step}, and it was not kept. "
                         f"{where_kept(run.sampled)}")
-
-
-def say_what_else(step: int, models: dict[int, Path]) -> None:
-    """Name the flag that shows more of a token."""
-    say("\nHow much did it change the expected reward? --credit 1000 measures that.")
-    if step not in models:
-        say("It needs the model that sampled the step, and here it was not kept.\n"
-            f"{where_kept(models)}.")
 
 
 def begin_and_end(texts: list[str]) -> str:
@@ -226,9 +215,6 @@ def where_kept(steps: Iterable[int]) -> str:
     names = [str(step) for step in sorted(steps)]
     if not names:
         return "It was kept for no step"
-    if len(names) > NAMED_STEPS:
-        names = [*names[:3], "...", names[-1]]
-        return f"It was kept for {' '.join(['--step', *names])}"
     return f"It was kept for --step {' or '.join(names)}"
 
 

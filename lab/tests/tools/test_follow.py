@@ -183,7 +183,7 @@ def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
         assert f"\n{label}" not in printed
     lines = lines_of(printed)
     assert "A = 2, as recorded" in printed and "rewards    of the 2 answers" in printed
-    assert close(lines["p"][0], 0.5) and "--credit 1000 measures that" not in printed
+    assert close(lines["p"][0], 0.5)
     said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--credit", 10)
     assert said.endswith("mine is not there, which would score the continuations")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
