@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from .batches import Batch, Case
 
 Loss = Callable[[Tensor, Batch], Tensor]
-CALLS = 512  # a loss that is another one only after more calls than these is not refused
 SHORT = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 
 
@@ -60,7 +59,6 @@ class Examined:
     def __init__(self, loss: Loss):
         refuse_arguments(loss)
         self.loss, self.dtype, self.in_float64 = loss, torch.float64, True
-        self.calls = 0
         self.first: Tensor | None = None  # gradient of the first batch
 
     def choose_dtype(self, case: Case) -> None:
@@ -83,15 +81,6 @@ class Examined:
             raise LossFailed("the same batch gives another gradient in a later call: it draws "
                              "random numbers, or it remembers earlier calls, as a running mean of "
                              "the rewards does, or the number of its calls")
-
-    def call_until_it_may_change(self, case: Case) -> None:
-        """Call the loss until it was called as often as one that counts its calls may need. What it
-        returns or raises does not matter here."""
-        logits, batch = case.logits.to(self.dtype, copy=True), case.batch(self.dtype)
-        while self.calls < CALLS:
-            self.calls += 1
-            with suppress(LossFailed), torch.no_grad(), of_the_user():
-                self.loss(logits, batch)
 
     def gradient(self, case: Case) -> Tensor:
         """The gradient (B, L, V) in float64. It is refused if it is not finite."""
@@ -118,7 +107,6 @@ class Examined:
 
     def returned(self, logits: Tensor, batch: Batch) -> object:
         """What the loss returns. What it prints goes to stderr."""
-        self.calls += 1
         usual = torch.get_default_dtype()
         try:
             with warnings.catch_warnings(), of_the_user():

@@ -420,12 +420,12 @@ def from_call(number):
     (lambda logits, batch: logits.sum((1, 2)), "it returned a tensor of shape (16,), and"),
     (lambda logits, batch: logits.sum() * float("nan"), "its gradient is not finite"),
     (lambda logits, batch: make()(logits, batch) * torch.rand(()), "it draws random numbers"),
+    (from_call(100), "it remembers earlier calls"),
     (lambda log_prob, advantage, weight: log_prob.sum(),
      "lab.formula calls loss(logits, batch), such as examples/a_loss.py, and this function has the "
      "arguments (log_prob, advantage, weight)"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
     (lambda logits, batch: os._exit(0), "it calls sys.exit or os._exit"),
-    (from_call(400), "it remembers earlier calls"),
     (lambda logits, batch: logits[99], "it raised IndexError: index 99 is out of bounds for "
      "dimension 0 with size 16 (test_formula.py, line ")])
 def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
