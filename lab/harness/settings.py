@@ -111,7 +111,7 @@ CONTINUE = {
     "continue": Flag(False, "resume the run if its folder exists and has the same settings"),
     "config": Flag(None, "take the settings from a run's config.json. Typed flags override them")}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "notes", "held_out_problems",
+    "torch", "versions", "git_commit", "model_config", "reward", "notes", "held_out_problems",
     "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")

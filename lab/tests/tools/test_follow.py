@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, credit_columns, refusal, write_log
+from lab_runs import SHORT, program
 
 from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
 from lab.analysis.run_folders import read_credit
@@ -160,6 +161,13 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
     assert "--show has no effect without several answers" in refusal(follow_it, *argv, "--show", 1)
     assert not capsys.readouterr().out  # it is refused before anything is printed
+
+
+def test_credit_is_measured_in_a_run_of_the_book(follow_it, tmp_path):
+    """As page 7 types it. Its config.json has no task, and torch's version by another name."""
+    program(ROOT, "train.py", *SHORT, "--steps", "1", "--out", tmp_path / "one")
+    said = follow_it(tmp_path / "one", "--step", 1, "--answer", 0, "--token", 0, "--credit", 10)
+    assert "V after - V before" in said and "lab/credit/monte_carlo.py" in said
 
 
 def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, monkeypatch):
