@@ -191,7 +191,8 @@ def sampled_groups(policy: Policy, s: LabSettings, count: int) -> list[Group]:
     groups = list[Group]()
     for step in range(1, 1 + -(-count // s.questions)):
         show_status(f"sampled answers to {len(groups)} of {count} problems")
-        problems = policy.task.training_problems(s.seed, step, s.questions)
+        wanted = min(s.questions, count - len(groups))
+        problems = policy.task.training_problems(s.seed, step, wanted)
         batch = policy.ask(problems, s.answers, derived_seed("groups", s.seed, step))
         if step == 1 and not score_again(batch, policy.task, s.task, policy.environment):
             raise UserError("a reward that changes from one scoring to the next cannot be judged")

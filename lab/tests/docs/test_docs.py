@@ -183,8 +183,9 @@ for words in json.loads(sys.argv[1]):
     print(*words)
     if "--credit" in words:  # continuations, of which the pages take thousands
         words[words.index("--credit") + 1] = "40"
-    if words[2] not in ("idea", "compare") and MODULES[words[2]].startswith("lab.tools."):
-        importlib.import_module(MODULES[words[2]]).main(words[3:])
+    module = MODULES[words[2]]
+    if words[2] not in ("idea", "compare", "speedrun") and module.startswith("lab.tools."):
+        importlib.import_module(module).main(words[3:])
 """
 
 

@@ -19,11 +19,12 @@ SMALL = ["--questions", "3", "--answers", "4", "--max_new_tokens", "48", "--thre
 
 
 def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
-    assert try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2"]) == 0
+    assert try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2", "--problems", "4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     words = said.partition("To train: python -m lab train ")[2].split()
     run(*words, "--steps", 1, "--eval_every", 0, "--out", tmp_path / "run")
     (step,) = lines(tmp_path / "run/metrics.jsonl")
+    assert "of 4 groups of 4 answers the rewards differ" in said
     spread = 3 - round(3 * step["groups_without_spread"])
     assert f"in {spread} of 3 groups the rewards differ" in said
     assert f"The mean reward is {step['reward']:.2f}, and {step['finished']:.0%}" in said
