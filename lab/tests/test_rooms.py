@@ -12,7 +12,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "lab.gpu.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.trl.exact_trl": {"trl", "transformers", "datasets"}, "lab.formula.adapters": {"trl"},
-    "examples.question_answer": {"pyarrow"},
+    "examples.reasoning_gym_task": {"reasoning_gym"}, "examples.question_answer": {"pyarrow"},
     "lab.harness.chat_template": {"jinja2"}}  # torch requires it
 PATHS = [path for package in ("lab", "examples") for path in project_files(f"{package}/**/*.py")
          if ROOT / package / "tests" not in path.parents]

@@ -3,10 +3,12 @@
     python -m lab try my_task.py
     python -m lab try my_task.py --model models/Qwen2.5-Coder-0.5B-Instruct --lora 1
     python -m lab try questions.jsonl --model FOLDER       (or .parquet)
+    python -m lab try reasoning-gym:gcd --model FOLDER
     python -m lab try my_task.py --trl grpo_config.json    (the settings of a script for TRL)
 
-TASK is a file with a task or a reward (TRL's, too), or a file of questions with answers; without
-it, Countdown. All other flags are those of `lab train`, and mean the training that is planned.
+TASK is a file with a task or a reward (TRL's, too), a file of questions with answers, or a task of
+reasoning-gym; without it, Countdown. All other flags are those of `lab train`, and mean the
+training that is planned.
 
 It shows prompts as the model reads them, an answer to each with its reward, and then makes one step
 of the training in a folder that is removed: how many groups have different rewards, its seconds and
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
     """Print what was seen, and return the exit status."""
     asked: Json = {}  # flags of lab train
     own = read(argv, "python -m lab try [TASK] [flags of lab train]", __doc__, FLAGS,
-               {"[TASK]": "a file"}, others=asked)
+               {"[TASK]": "a file, or reasoning-gym:NAME"}, others=asked)
     for name in ("out", "resume", "continue"):
         if name in asked:
             raise UserError(f"--{name} has no effect, because nothing is kept")
@@ -110,6 +112,9 @@ def flags_of_task(given: str | None) -> Json:
     """The flags of lab train that mean this task."""
     if not given:
         return {}
+    kind, _, name = given.partition(":")
+    if kind == "reasoning-gym":
+        return {"task": "examples.reasoning_gym_task"} | ({"name": name} if name else {})
     if Path(given).suffix in (".jsonl", ".parquet"):
         if not Path(given).is_file():
             raise UserError(f"there is no file {given}")

@@ -1,12 +1,14 @@
 """Tasks of one's own in examples/: a file that has nothing but a reward is trained on and analysed;
-a task of several turns."""
+a task of several turns; reasoning-gym."""
 import runpy
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from analyze import Run, gains
-from conftest import ROOT
+from conftest import ROOT, refusal
 from lab.harness.tasks import CheckedTask, load_task
 import lab.tools.page as analyze
 from lab_runs import run
@@ -14,7 +16,7 @@ from runs import lines
 
 
 @pytest.mark.parametrize("name", ["own_reward", "hackable", "question_answer",
-                                  "higher_lower"])
+                                  "higher_lower", "reasoning_gym_task"])
 def test_an_example_that_is_no_program_says_how_it_is_started(name):
     """As a file it would not find the project's other files."""
     with pytest.raises(SystemExit, match="start it with: python -m lab train "):
@@ -72,3 +74,55 @@ def test_all_games_begin_alike_and_none_is_trained_on_and_held_out(game):
     trained = game.training_problems(0, 1, 40)
     assert len({game.prompt_for(problem) for problem in (*held_out, *trained)}) == 1
     assert len({problem["number"] for problem in trained}) > 10
+
+
+Task = load_task("examples.reasoning_gym_task")
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    for name, said in (("reasoning_gym", "reasoning-gym"), ("cellpylib", "cellpylib")):
+        package = SimpleNamespace(find_spec=lambda wanted, *_: (_ for _ in ()).throw(
+            ModuleNotFoundError(name=name)) if wanted == "reasoning_gym" else None)
+        monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [package, *sys.meta_path])
+        assert refusal(Task) == f"this task needs a package: pip install {said}"
+
+
+@pytest.mark.parametrize("partial, near", [(False, 0), (True, 0.5)])
+def test_a_task_of_the_package(partial, near):
+    pytest.importorskip("reasoning_gym")
+    task, again = (CheckedTask(Task(name="simple_equations", size=54, partial=partial))
+                   for _ in range(2))
+    assert (len(task.to_test), len(task.to_train)) == (10, 40)  # four are shown
+    problem = task.held_out_problems(3)[2]
+    assert problem == again.held_out_problems(3)[2]
+    *turns, last = task.prompt_for(problem).split("<|im_start|>user\n")[1:]
+    assert last.endswith("</answer>.<|im_end|>\n<|im_start|>assistant\n") and len(turns) == 4
+    shown = {turn.split("<|im_end|>")[0] for turn in turns}
+    every = {task.show(one) for one in task.to_test + task.to_train}
+    assert all("assistant\n<answer>" in turn for turn in turns)
+    assert not {" ".join(text.split()) for text in shown} & every
+    assert task.read(task.show(problem).split()) == problem
+    right = problem["entry"]["answer"]
+    scores = [task.score(problem, text)["reward"] for text in (
+        f"so <answer> {right} </answer><|im_end|>", f"<answer>{right}{'1' * len(right)}</answer>",
+        right, "<answer></answer>")]
+    assert scores == [1, near, 0, 0]
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({"name": "simple_equation"}, "Did you mean simple_equations?"),
+    ({"name": "simple_equations", "options": '{"min_terms": 9}'}, "--options"),
+    ({"options": "{"}, "--options"),
+    # one draws from Python's own random numbers, the other from the order of a set
+    ({"name": "list_functions"}, "another process makes other problems of the same seed"),
+    ({"name": "ransom_note"}, "another process makes other problems of the same seed")])
+def test_what_is_refused(flags, said):
+    pytest.importorskip("reasoning_gym")
+    assert said in refusal(lambda: Task(**flags))
+
+
+def test_an_answer_on_which_the_package_fails_earns_nothing():
+    pytest.importorskip("reasoning_gym")
+    task = Task(name="prime_factorization", size=9)
+    assert task.score(task.to_test[0], "<answer>I do not know</answer>")["reward"] == 0
