@@ -184,10 +184,11 @@ def refuse_holes(runs: Sequence[Run]) -> None:
                             "compared")
 
 
-def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
+def comparable(arms: Arms, at_ends: bool = False) -> tuple[dict[str, dict[int, Run]], list[str]]:
     """The runs of each arm up to the newest step that all of them have, with their evaluations up
     to the one that is compared; and sentences about what is compared. Evaluations are compared
-    after the same step, or, of arms of different lengths, at their ends if all had paid alike."""
+    after the same step, or, of arms of different lengths, at their ends if all had paid alike, or
+    if this is asked for."""
     parts, shorter = {}, ""
     for name, arm in arms.items():
         by_end = {run.last_step: run for run in arm.values()}
@@ -205,6 +206,9 @@ def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
     elif len(ends) > 1 and are_paid_alike(runs):
         held_out = max(ends)
         what = "Held-out success is compared at the ends: all have sampled as many tokens by then"
+    elif len(ends) > 1 and at_ends and all(map(ends_evaluated, runs)):
+        held_out = max(ends)
+        what = "Held-out success is compared at the end of each arm, which have not paid alike"
     elif not held_out:
         what = ("Held-out success is not compared, because there is no evaluation after a step "
                 "that all of them have")
@@ -226,8 +230,11 @@ def cut(run: Run, step: int) -> Run:
 def are_paid_alike(runs: Sequence[Run]) -> bool:
     """Whether all runs end with an evaluation and have sampled as many tokens by then."""
     paid = [np.sum(cost_of(run, AT_EQUAL_TOKENS)) for run in runs]
-    are_ends = all(run.last_step in [line["step"] for line in run.evaluated()] for run in runs)
-    return are_ends and bool(max(paid) <= DEARER * min(paid))
+    return all(map(ends_evaluated, runs)) and bool(max(paid) <= DEARER * min(paid))
+
+
+def ends_evaluated(run: Run) -> bool:
+    return run.last_step in [line["step"] for line in run.evaluated()]
 
 
 def evaluated_by_all(runs: Sequence[Run]) -> int:

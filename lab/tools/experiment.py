@@ -21,7 +21,8 @@ all arms, and the same command continues it. A run's folder is ARM-sSEED.
 Each arm is compared with the first one as in `python -m lab compare`, which also draws the curves
 of runs/PLAN/*. The interval is Student's over the pairs of runs, and p has Holm's correction for
 all arms. It is of success in training, at equal cost, unless the plan names another "measure", such
-as "held-out success at the end". A control, such as twice the problems, is an arm like any other.
+as "held-out success at the end": then each arm is compared at its own end. A control, such as twice
+the problems, is an arm like any other.
 """
 import re
 import textwrap
@@ -29,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab.analysis.comparison import MEASURES, Arms, comparable, say_gains
+from lab.analysis.comparison import (AT_THE_END, GREEDY_AT_THE_END, MEASURES, Arms, comparable,
+                                     say_gains)
 from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
@@ -105,7 +107,8 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
                         "another arm with the same seed")
     count = sum(map(len, arms.values()))
     say(f"{plan.question}\n{count} of {planned} runs are finished")
-    parts, notes = comparable(family)
+    at_ends = plan.measure in (AT_THE_END, GREEDY_AT_THE_END)
+    parts, notes = comparable(family, at_ends)
     for note in notes:
         say(textwrap.fill(f"{note}.", 100))
     say_gains(parts, plan.measure)

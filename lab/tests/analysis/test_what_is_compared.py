@@ -73,12 +73,15 @@ def test_runs_of_an_arm_are_compared_up_to_the_newest_step_that_all_have(tmp_pat
     assert rows_in(arm_table(parts))[1]["end, sampled"] is None
 
 
-@pytest.mark.parametrize("tokens, ends, where", [
-    (10, (4, 2), "at the ends"), (11, (4, 2), "at the ends"), (12, (4, 2), "after step 2"),
-    (10, (3, 2), "after step 2")])
-def test_arms_of_two_lengths_meet_where_they_have_paid_alike(tmp_path, tokens, ends, where):
+@pytest.mark.parametrize("tokens, ends, where, if_asked", [
+    (10, (4, 2), "at the ends", "at the ends"), (11, (4, 2), "at the ends", "at the ends"),
+    (12, (4, 2), "after step 2", "at the end of each arm, which have not paid alike"),
+    (10, (3, 2), "after step 2", "after step 2")])
+def test_arms_of_two_lengths_meet_where_they_have_paid_alike(tmp_path, tokens, ends, where,
+                                                             if_asked):
     """Four steps of 5 tokens and two of 10, which may cost a tenth more; both were evaluated after
-    step 2, too. A run that is not evaluated at its end is compared there."""
+    step 2, too. A run that is not evaluated at its end is compared there. A plan can ask for the
+    ends."""
     arms = {}
     for name, steps, each, end in (("long", 4, 5, ends[0]), ("short", 2, tokens, ends[1])):
         lines = [evaluation(step, [step > 2, 0]) for step in sorted({0, 2, end})]
@@ -88,6 +91,8 @@ def test_arms_of_two_lengths_meet_where_they_have_paid_alike(tmp_path, tokens, e
     assert said[1].startswith(f"Held-out success is compared {where}")
     reached = [row["end, sampled"] for row in rows_in(arm_table(parts))]
     assert reached == [0.5 if where == "at the ends" else 0, 0]
+    assert comparable(arms, at_ends=True)[1][1].startswith(
+        f"Held-out success is compared {if_asked}")
 
 
 CHANGED = [{"after_step": 2, "files": {"data.jsonl": "0"}}]
