@@ -478,14 +478,15 @@ def checkpoints(run: Path) -> dict[int, Path]:
 
 
 def damage_of(checkpoint: Path) -> str:
-    """The reason why a checkpoint cannot be read, as after a power cut; empty if it can."""
+    """What is wrong in a checkpoint's files, as after a power cut; empty if nothing is. A file that
+    may not be read is no damage: that error ends the program, and the checkpoint stays."""
     try:
         for path in checkpoint.rglob("*.json"):
             json.loads(path.read_text(encoding="utf-8"))
         for path in checkpoint.rglob("*.safetensors"):
             with safe_open(path, "pt"):
                 pass
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, SafetensorError) as error:
         return f"{path.name}: {error}"
     return ""
 

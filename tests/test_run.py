@@ -330,3 +330,12 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(project, capsys,
     before = everything(run)
     assert "and no checkpoint to go on from" in refusal(train.main, ["--resume", str(run)])
     assert everything(run) == before
+
+
+def test_damage_of_is_not_that_a_file_may_not_be_read(tmp_path, monkeypatch):
+    """Such a checkpoint would be deleted, and the steps after it made again."""
+    (tmp_path / "config.json").write_text("{}")
+    assert book.damage_of(tmp_path) == ""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: open(tmp_path))
+    with pytest.raises(OSError):
+        book.damage_of(tmp_path)
