@@ -136,7 +136,7 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     train.train_beyond(flags)
     assert (folder / "metrics.jsonl").read_text() == whole
     (tmp_path / "notes").mkdir()
-    on = f"continue it with --resume {folder}"
+    on = f"continue it with --resume {shlex.quote(str(folder))}"
     for more, said in (
             (["--learning_rate", "0.5"], "with --learning_rate 0.001 instead of 0.5: name another"),
             (["--temperature", "0.3"], "with --temperature 1.0 instead of 0.3: name another"),
