@@ -72,12 +72,18 @@ def main_evaluations(run: Run) -> list[Json]:
 
 
 def describe(run: Run) -> str:
-    """A sentence that says what was trained, and how."""
+    """Sentences that say what was trained, and how."""
     config = run.config
     model = config.get("model", "an unknown model")
     method = (f"the weighting {config['mitigation']} and the advantage "
               f"{config.get('advantage', 'grpo')}")
-    return f"{run.folder} trained {model} with {method}, seed {config.get('seed', 0)}."
+    text = f"{run.folder} trained {model} with {method}, seed {config.get('seed', 0)}."
+    sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
+    if not sampled == on_record == 1:
+        joint = "and" if sampled == on_record else "but"
+        text += (f" It was sampled at temperature {sampled}, {joint} log p, entropy and s were "
+                 f"computed at temperature {on_record}.")
+    return text
 
 
 def title_of(run: Run) -> str:

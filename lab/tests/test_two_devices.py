@@ -140,7 +140,7 @@ def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
     _, arms = arms_of("entropy_weighted", typed)
     plain, idea = make_settings(arms["plain"]), make_settings(arms["idea"])
     with second_device(monkeypatch):
-        look("entropy_weighted", plain, idea, is_weighting=True)
+        look("entropy_weighted", plain, idea)
     assert "each kind's share" in capsys.readouterr().out
 
 
