@@ -26,58 +26,30 @@ class Task(lab.countdown.Task):
 IDEA = '''
 
 from my_words import WORD as HEAVY
-TABLE, SCALES = {"strength": 2.0}, [1.0]
-A = B = 2.0
-wide: float = 1.0
-
-class Reader:
-    scale = 1.0
-
-    def read(self, rollouts):
-        return rollouts.entropy * self.scale
+TABLE = {"strength": 2.0}
 
 def helper(values):
-    return values * TABLE["strength"] * SCALES[0] * B * HEAVY
+    return values * TABLE["strength"] * HEAVY
 
 @mitigation
 def my_idea(rollouts):
-    return helper(Reader().read(rollouts))
+    return helper(rollouts.entropy)
 '''
 METHOD = "    def __post_init__(self):\n        self.max_number = 9\n\n"
 NEW = "@mitigation\ndef new_one(x):\n    return of_new(x)\n\n\ndef of_new(x):\n    return x"
 MINE = "mitigations.py"
 # edits of a file, each a text and what takes its place; without a text this is added at the end
-OF_ALL = {  # for whoever trains with these files
+OF_ALL = {  # for whoever trains with these files; test_versions.py has all kinds of statements
     "the sign": ("grpo.py", LOSS, f"-{LOSS}"), "the file of a loss": ("my_loss.py", "1", "2"),
-    "+ 10": ("grpo.py", "/ (std + epsilon)).float()", "/ (std + epsilon)).float() + 10"),
-    "AdamW without its second mean": ("grpo.py", "square.sqrt().div_(", "torch.ones_like(p).div_("),
-    "a called function": ("grpo.py", "torch.bincount(group)\n", "torch.bincount(group) + 1\n"),
-    "a default": ("grpo.py", "epsilon: float = 1e-4", "epsilon: float = 1e-3"),
     "another variable": ("grpo.py", "std = group_mean(", "x = std = group_mean("),
     "a constant": ("countdown_task.py", "FORMAT_WEIGHT = 0.1", "FORMAT_WEIGHT = 0.2"),
-    "the reward": ("countdown_task.py", "* form + right,", "* form - right,"),
-    "a method more": ("countdown_task.py", "    def score(", f"{METHOD}    def score("),
-    "a field more": ("countdown_task.py", "    def score(", "    x: int = 1\n\n    def score("),
     "a setting": ("run.py", "learning_rate: float = 5e-6", "learning_rate: float = 6e-6"),
     "the loop": ("train.py", "        start, used", "        step += 0\n        start, used"),
     "the model": ("qwen2_model.py", "1.0 / config.rope_theta", "2.0 / config.rope_theta"),
-    "moved to one's own file": ("grpo.py", "", "from my_loss import policy_loss"),
     "one's own file": ("my_words.py", "2.0", "4.0"),
-    "another name": (MINE, "import WORD as", "import NUMBER as"),
-    "all names": (MINE, "", "from my_words import *"),
-    "a function of another file": (MINE, "", "import grpo\ngrpo.policy_loss = helper"),
-    "a choice": (MINE, "", "from grpo import ADVANTAGES\nADVANTAGES['grpo'] = helper"),
-    "an entry": (MINE, "", "TABLE['strength'] = 6.0"), "a place": (MINE, "", "SCALES[0] = 5.0"),
-    "a call": (MINE, "", "SCALES.insert(0, 5.0)"),
-    "two names": (MINE, "A = B = 2.0", "A = B = 1.0"), "if": (MINE, "", "if wide:\n    B = 3.0"),
-    "for": (MINE, "", "for B in (3.0, 4.0):\n    pass"),
-    "try": (MINE, "", "try:\n    B = wide\nexcept NameError:\n    pass"),
-    "of a class": (MINE, "scale = 1.0", "scale = 2.0"),
-    "a class": (MINE, "", "class Reader:\n    def read(self, rollouts):\n        return 1.0"),
-    "a decorator": (MINE, "\ndef helper", "\n@torch.no_grad()\ndef helper"),
-    "the order": (MINE, "A = B = 2.0\nwide: float = 1.0", "wide: float = 1.0\nA = B = 2.0")}
+    "an entry": (MINE, "", "TABLE['strength'] = 6.0")}
 OF_IDEA = {  # for whoever has chosen my_idea
-    "the idea": (MINE, "return helper(R", "return 2 * helper(R"),
+    "the idea": (MINE, "return helper(r", "return 2 * helper(r"),
     "a function again": (MINE, "", "def helper(values):\n    return values"),
     "an import in a function": (MINE, "    return values * TABLE", "    import my_loss\n    return "
                                 "values * TABLE")}
@@ -159,7 +131,7 @@ def test_what_counts_is_seen_by_idea_against_and_compare(copy, unedited, tmp_pat
     for number, is_seen in enumerate(seen):
         labels = differing(unedited.versions[number], now.versions[number])
         assert bool(labels) == is_seen
-        assert edit[0] in " ".join(labels) or labels in ([], ["order of statements"])
+        assert edit[0] in " ".join(labels) or not labels
         assert len(arms_of([unedited.made[number], now.made[number]])) == 1 + is_seen
 
 
