@@ -254,11 +254,6 @@ def with_prompt(batch):
     return (batch.ids != batch.pad_id).to(batch.mask.dtype)
 
 
-def with_padding(batch):
-    place = torch.arange(batch.ids.shape[1])
-    return (place >= batch.prompt_length[:, None]).to(batch.mask.dtype)
-
-
 def late(batch):
     return torch.cat([batch.mask[:, :1], batch.mask[:, :-1]], 1)
 
@@ -287,16 +282,9 @@ def one_place_too_many(batch):
     return batch.mask + (place(batch) == last + 1)
 
 
-def with_edge(of_reply, shift):
-    """The mask, with the edges of replies that stand beside a token of the mask; or without such
-    edges of turns."""
-    def mask(batch):
-        inside = batch.mask > 0
-        if of_reply:
-            return inside | span(batch) & inside.roll(shift, 1)
-        return inside & ~(span(batch) & inside & ~inside.roll(shift, 1)
-                          & span(batch).roll(shift, 1))
-    return lambda batch: mask(batch).to(batch.mask.dtype)
+def with_first_of_reply(batch):
+    inside = batch.mask > 0
+    return (inside | span(batch) & inside.roll(1, 1)).to(batch.mask.dtype)
 
 
 def until_padding(batch):
@@ -318,10 +306,6 @@ def clip_to_sampler(log_prob, batch, a):
 def clip_to_reference(log_prob, batch, a):
     return clip(.2, .2)(log_prob, type(batch)(**{
         **vars(batch), "old_log_prob": batch.reference_log_prob}), a)
-
-
-def bounded_k3(log_prob, batch):
-    return k3(log_prob, batch).clamp(-10, 10)
 
 
 def without_last_of_an_odd_batch(logits, batch):
@@ -348,14 +332,9 @@ PLAIN = {"z n 0.0001", "token", "no ratio", "understood"}
 # "understood" is not among the codes, it must not be said
 LOSSES = {
     "plain": (make(), PLAIN | {"end", "no kl", "no entropy", "temperature 1", "shift 1"}),
-    "published grpo": (make(count=answer, objective=clip(.2, .2), kl=k3),
-                       {"z n 0.0001", "answer", "clip 0.2 0.2", "kl k3 0.04", "understood"}),
-    "dapo": (make(z(1, 1e-6), objective=clip(.2, .28)),
-             {"z n-1 1e-06", "token", "clip 0.2 0.28", "understood"}),
-    "dr grpo": (make(mean, constant(1024), clip(.2, .2)),
-                {"mean", "constant 1024", "clip 0.2 0.2", "understood"}),
     "dr grpo with a kl": (make(mean, constant(1024), clip(.2, .2), kl=k3, entropy=.01),
-                          {"constant 1024", "kl k3 0.04", "entropy 0.01", "understood"}),
+                          {"mean", "constant 1024", "clip 0.2 0.2", "kl k3 0.04", "entropy 0.01",
+                           "understood"}),
     "whitened": (make(whitened), {"z n 0.0001 whitened n-1 1e-08", "understood"},
                  "z n whitened n-1"),
     "groups mixed": (make(mixed), {"end"}, "groups mixed", "order of rows", "micro-batches"),
@@ -376,17 +355,13 @@ LOSSES = {
              {"gmpo clip 0.4 0.4", "answer", "understood"}),
     "old one place off": (make(objective=misaligned),
                           PLAIN - {"no ratio"} | {"end", "ratio"}, "old misplaced 1"),
-    "shift missing": (make(shift=0), PLAIN, "shift 0"),
     "shifted twice": (make(shift=2), {"z n 0.0001", "understood"}, "shift 2"),
     "end untrained": (make(mask=without_end), {"token (trained)", "understood"}, "no end"),
     "prompt trained": (make(mask=with_prompt), {"z n 0.0001", "understood"}, "prompt", "replies",
                        "token (with prompt)"),
-    "padding trained": (make(mask=with_padding),
-                        {"z n 0.0001", "understood"}, "padding", "replies"),
     "mask late": (make(mask=late), {"z n 0.0001", "understood"}, "mask late"),
     "unfinished dropped": (make(mask=finished_only),
                            {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
-    "sign": (make(sign=-1.0), PLAIN, "sign reversed"),
     "micro-batch": (make(count=micro_batch(2)), {"end"}, "order of rows", "micro-batches"),
     "divided twice": (make(count=twice_divided),
                       {"understood"}, "answer divided by the number of answers"),
@@ -416,8 +391,6 @@ LOSSES = {
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
     "softcapped": (softcapped, set()),
-    "bounded k3": (make(objective=clip(.2, .2), kl=bounded_k3, beta=.001),
-                   {"clip 0.2 0.2", "kl k3 0.001", "understood"}),
     "ratio to the reference": (make(objective=clip_to_reference),
                                {"reference for old", "clip 0.2 0.2", "understood"},
                                "reference for old"),
@@ -431,8 +404,7 @@ LOSSES = {
                        {"end", "understood"}, "last of prompt"),
     "first of padding": (make(mask=one_place_too_many), {"end", "understood"}, "first of padding"),
     "replies": (make(mask=span), {"end", "token (trained)", "understood"}, "replies"),
-    "first of reply": (make(mask=with_edge(True, 1)), {"understood"}, "turns otherwise"),
-    "no last of turn": (make(mask=with_edge(False, -1)), {"understood"}, "turns otherwise"),
+    "first of reply": (make(mask=with_first_of_reply), {"understood"}, "turns otherwise"),
     "until padding": (make(mask=until_padding), PLAIN, "pad is end"),
     "refuses equal rewards": (make(refusing_equal_rewards), PLAIN, "dead raises"),
     "shift and sign": (make(shift=0, sign=-1.0, count=answer),
