@@ -227,12 +227,6 @@ def test_luck_is_taken_out_of_rewards_of_turns_by_hand():
     torch.testing.assert_close(found, expected * MASK)
 
 
-def test_the_end_of_a_turn_is_where_it_is_paid():
-    """A price of an earlier turn is no part of what a later token gets."""
-    assert paid_batch().to_go.tolist()[0] == [.25, .25, .5, .5]
-    assert batch_of().to_go.tolist()[0] == [1] * 4 and batch_of().paid.tolist()[1] == [0, 1, 0, 0]
-
-
 @pytest.fixture(scope="module")
 def policy():
     return load_policy(make_settings({"model": str(ROOT / "models/guesser"), "answers": "16"}))

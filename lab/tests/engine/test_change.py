@@ -38,16 +38,6 @@ def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
         assert (after - before).abs().max() > 1e-4 and not columns["change"][row, n:].any()
 
 
-def test_a_step_that_does_nothing_changes_nothing(small_model, rollouts):
-    """The change is exactly 0, because both passes cut the batch in the same way."""
-    for rate, weight in ((0.0, None), (1.0, torch.zeros_like(rollouts.log_prob))):
-        _, _, columns = stepped(small_model, rollouts, rate, weight, micro_batch=2)
-        assert not columns["change"].any()
-    nobody = dataclasses.replace(rollouts, advantage=0 * rollouts.advantage)
-    _, metrics, columns = stepped(small_model, nobody)
-    assert metrics["skipped"] and columns["change"].shape == rollouts.mask.shape
-
-
 def test_a_run_is_the_same_with_and_without(learner, tmp_path):
     """The credit file has one more column when it is due, and no other number differs."""
     folders = [tmp_path / name for name in ("with", "without")]

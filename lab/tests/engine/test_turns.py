@@ -17,7 +17,6 @@ from lab.engine.dynamic import joined
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.optimizer import AdamW
 from lab.engine.rollouts import ByTurns, score_answers, turns_of
-from lab.engine.turns import Environment
 from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
 from lab.engine.update import update
@@ -25,7 +24,6 @@ from lab.harness.build import load_policy, refuse_methods_of_one_turn
 from lab.analysis.run_folders import read_columns, read_credit
 from lab.harness.record import write_credit
 from lab.harness.settings import make_settings
-from lab.harness.short_task import short_task
 from lab.harness.tasks import CheckedTask, score_again
 from lab.tests.paid_guess import PRICE
 from lab_runs import assert_goes_on_the_same, run
@@ -278,18 +276,6 @@ def test_a_held_out_game_is_told_from_others_by_what_show_says():
     task = CheckedTask(mixed)
     task.held_out_problems(2)
     assert "may not be trained on" in refusal(task.training_problems, 0, 1, 1)
-
-
-def test_a_task_of_three_functions_may_reply():
-    """Its reward gets the turns, too, without their ends."""
-    module = SimpleNamespace(
-        __name__="my_task", problems=["one", "two", "three"],
-        reply=lambda problem, turns: "more" if len(turns) < 2 else None,
-        reward=lambda problem, turns: float(turns == ["a", "b"]))
-    task = CheckedTask(short_task(module)())
-    assert task.score("one", ["a", "b"])["reward"] == 1 and task.reply("one", ["a"]) == "more"
-    environment = Environment(task, None, (0,))
-    assert environment.location.startswith("lab/tests/engine/test_turns.py:")
 
 
 @pytest.fixture(scope="module")

@@ -44,22 +44,12 @@ def asked(make_one, rollouts):
     return ""
 
 
-MEMO = {"what it had": 1}
-
-
 def seeing(seen):
     def idea(rollouts):
         is_new = float(rollouts.entropy.sum()) not in seen
         seen.add(float(rollouts.entropy.sum()))
         return rollouts.entropy + is_new
     return idea
-
-
-def remembering(rollouts):
-    """The memory only saves time: what it holds follows from the batch."""
-    total = float(rollouts.entropy.sum())
-    MEMO.setdefault(total, total ** 0.5)
-    return 1 + rollouts.entropy * MEMO[total]
 
 
 def from_the_batch(rollouts):
@@ -74,7 +64,6 @@ class Idea:
 
     def __init__(self, policy):
         self.mean, self.box, self.metrics = None, SimpleNamespace(n=0), {"calls": 0}
-        self.generator = torch.Generator()
 
     def __call__(self, rollouts, policy):
         self.metrics["calls"] += 1
@@ -95,10 +84,6 @@ def what_the_first_batch_was(self, rollouts):
 def of_its_class(self, rollouts):
     type(self).n += 1
     return self.n
-
-
-def from_its_generator(self, rollouts):
-    return float(torch.rand(1, generator=self.generator))
 
 
 class Noisy(StateIdea):
@@ -124,11 +109,8 @@ class Best(StateIdea):
 
 FORMS = {  # how to make it, in which step it is noticed, and what is said
     "a set of what was seen": (lambda: seeing(set()), 1, DRAWS),
-    "torch's": (lambda: lambda rollouts: rollouts.entropy + torch.rand(1), 1, DRAWS),
-    "a memory": (lambda: remembering, 0, ""),
     "random numbers of the batch": (lambda: from_the_batch, 0, ""),
     "an object: the first batch": (of(what_the_first_batch_was), 2, KEEPS),
-    "an object: its generator": (of(from_its_generator), 1, KEEPS),
     "an object: its class": (of(of_its_class), 1, DRAWS),
     "an object: little by little": (of(a_little_more), 1, KEEPS),
     "a state": (lambda: StateIdea(None), 0, ""),
@@ -146,7 +128,7 @@ def test_what_keeps_or_draws_is_told(form, rollouts):
         assert said.startswith(f"step {step}: --mitigation mine (lab/tests/") and why in said
         assert (DRAWS in said) == (why != KEEPS)
     else:
-        assert said == "" and MEMO["what it had"] == 1
+        assert said == ""
 
 
 def test_a_method_that_samples_is_asked_about_the_first_problem(policy, rollouts):
