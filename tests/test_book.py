@@ -270,6 +270,8 @@ def test_the_means_of_a_step_by_hand():
     assert found == pytest.approx({
         "reward": 0.3, "reward_answer": 0.25, "success": 0.25, "tokens": 6, "length": 1.5,
         "finished": 0.75, "groups_without_spread": 0.5, "entropy": 1.5, "collision": 0.5})
+    # no part of the reward says which answer is right
+    assert np.isnan(train.means_of(hand_made(mask, scores={"reward": torch.ones(4)}))["success"])
 
 
 def test_the_interval_of_a_proportion_by_hand():

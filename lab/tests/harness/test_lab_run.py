@@ -20,7 +20,6 @@ from small import hand_made, spoken
 from lab.engine.policy import derived_seed
 from lab.engine.sampler import generate
 from lab.engine.credited import with_advantage
-from grpo import update
 from lab.harness.run import LabRun, mean_interval
 import run as book
 from lab.harness import run as harness_run
@@ -161,26 +160,6 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
         "--change_every", 1)
     gc.unfreeze()
     assert len(counts) == 4 and counts[2] == counts[-1]
-
-
-def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    sampling, updating = {}, []
-    monkeypatch.setattr(
-        "lab.engine.policy.generate",
-        lambda *args, **given: sampling.update(given) or generate(*args, **given))
-    monkeypatch.setattr("grpo.update", lambda *given: updating.extend(given) or update(*given))
-    run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
-        "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
-        "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0, "--kl", 0.1)
-    assert not (tmp_path / "x/evaluations.jsonl").exists()
-    kept = [path.name for path in (tmp_path / "x/checkpoints/step_000001").iterdir()]
-    assert "model.safetensors" in kept and "trainer" not in kept  # the trained model alone
-    assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 32
-    model, optimizer, _, _, s, *_ = updating
-    assert all("forward" in vars(layer) for layer in model.model.layers)
-    assert optimizer.weight_decay == 0.25 and optimizer.learning_rate == 0.5
-    assert (s.micro_batch, s.max_grad_norm) == (3, 0.125)
-    assert lines(tmp_path / "x/metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-5)
 
 
 def test_a_sampler_that_differs_from_the_update_ends_a_run(learner, tmp_path, monkeypatch):

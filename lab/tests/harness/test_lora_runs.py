@@ -46,8 +46,10 @@ def test_every_checkpoint_is_an_ordinary_model_and_the_newest_two_keep_the_addit
 def test_mlps_keep_less_unless_whole_layers_do(learner, checkpointing):
     """With --checkpointing an MLP that kept gate and up would keep more than its layer does."""
     settings = make_settings({"model": str(learner), "lora": 2, "checkpointing": checkpointing})
-    mlps = [module for module in load_policy(settings).model.modules() if isinstance(module, MLP)]
+    model = load_policy(settings).model
+    mlps = [module for module in model.modules() if isinstance(module, MLP)]
     assert mlps and all(("forward" in vars(mlp)) != checkpointing for mlp in mlps)
+    assert all(("forward" in vars(layer)) == checkpointing for layer in model.model.layers)
 
 
 def test_stopped_and_resumed_is_as_if_never_stopped(added, tmp_path):

@@ -2,7 +2,6 @@
 import contextlib
 import importlib
 import io
-import math
 import multiprocessing
 import os
 import signal
@@ -18,8 +17,6 @@ import torch
 from safetensors import SafetensorError
 
 from conftest import ROOT, evaluation
-from small import hand_made
-from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
 from lab.harness.run import LabRun
@@ -176,15 +173,6 @@ def test_what_a_model_wrote_to_a_task_of_rewards_alone_steers_nothing(capsys):
                      "length 12)")
     assert answers[0] == "  reward 0.250  3 5: [2J" and len(answers[1]) < 400
     assert answers[1].startswith("  reward 2.000  4 6: x x")
-
-
-def test_groups_without_spread_are_those_with_equal_rewards():
-    scores = {"reward": torch.tensor([1.0, 1.0, 2.0, 3.0, 5.0, 5.0])}
-    batch = hand_made([[True]] * 6, group=torch.tensor([0, 0, 1, 1, 2, 2]), scores=scores,
-                      prompt_ids=[[5]] * 3, problems=())  # a batch of TRL's has no problems
-    known = means_of(batch)
-    assert known["groups_without_spread"] == pytest.approx(2 / 3)
-    assert math.isnan(known["success"])  # no part of the reward says which answer is right
 
 
 def print_late(interrupted, written, complaint):
