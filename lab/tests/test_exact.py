@@ -341,17 +341,6 @@ def test_answers_are_those_of_the_environment():
         assert len(set(world.answers)) == len(world.answers)
 
 
-def test_worlds_differ_as_they_should():
-    by_kind = {world.about: world for world in worlds_of({}, 3)}
-    assert {world.step for world in worlds_of({}, 1)} == {2, 30, 1000}
-    assert int(by_kind["up to 10 tokens, or cut off"].rollouts.length.max()) == 10
-    assert not by_kind["up to 10 tokens, or cut off"].rollouts.finished.all()
-    assert {size for world in by_kind.values() for size in world.kind.sizes} == {1, 2, 3, 4, 8}
-    assert {*by_kind["2 to 61 tokens"].rollouts.length.tolist()} == {2, 4, 60, 61}
-    prompts = by_kind["three groups, two rewards"].batch(((0,), (2,), (4,))).prompt_ids
-    assert len({tuple(prompt) for prompt in prompts}) == 3
-
-
 def test_a_value_by_hand():
     [world] = [one for one in worlds() if one.about == "one turn, rewards below 0"]
     own = [row for row, answer in enumerate(world.answers) if answer.problem == 1]
