@@ -16,7 +16,7 @@ from conftest import ROOT, project_files
 from docs import pictures
 from lab.analysis.comparison import mean_in_training
 from lab.tools import diagnose
-from lab_runs import block, blocks, copy_project, printed_by_each, program
+from lab_runs import block, copy_project, printed_by_each, program
 from runs import arrays, lines
 from stored import stored_arms, stored_gain
 
@@ -41,6 +41,7 @@ def shown(kind: str) -> dict[str, tuple[str, str]]:
 
 
 PASTED, TYPED = shown("python"), shown("bash")
+assert len(PASTED) >= 6 and TYPED
 
 
 def assert_same(printed: str, page: str) -> None:
@@ -92,12 +93,6 @@ def printed(project):
 @pytest.mark.parametrize("name", PASTED)
 def test_what_a_page_pastes_prints_what_stands_below_it(name, printed):
     assert_same(printed[name], PASTED[name][1])
-
-
-def test_what_is_pasted_is_short():
-    assert len(PASTED) >= 6
-    assert all(len(code.splitlines()) <= 25 for page in PAGES
-               for code in blocks(f"docs/course/{page}"))
 
 
 @pytest.mark.slow
@@ -328,12 +323,3 @@ def test_pages_follow_each_other():
     for number, (name, page) in enumerate(zip(names, names[1:]), 1):
         assert name.startswith(f"{number}_") and f"# {number}. " in PAGES[name]
         assert f"]({page})" in PAGES[name].partition("*Next:*")[2]
-
-
-def test_every_page_has_a_guess_and_three_or_four_questions_with_answers():
-    for name, page in PAGES.items():
-        assert "**Guess first.**" in page and "*You need:" in page, name
-        questions, answers = page.partition("## Check yourself")[2].split("<details>")[:2]
-        for part in questions, answers:
-            numbers = "".join(re.findall(r"^(\d)\. ", part, flags=re.M))
-            assert numbers == ("1234" if "\n4. " in page else "123"), name
