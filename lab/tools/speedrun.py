@@ -163,8 +163,11 @@ def judge(patch: Patch, runs: Path, processes: int, command: str) -> Json:
                   "seeds": patch.seeds, "success": [], "of_record": [], "share": None}
     if failed:
         return line | {"verdict": f"void: {failed['patch']}"}
-    for kind, name in (("patch", "success"), ("record", "of_record")):
-        line[name] = [success(run.folder) for run in arms[kind]]
+    try:
+        line["success"] = [success(run.folder) for run in arms["patch"]]
+    except UserError as error:  # such as a checkpoint that is no whole model
+        return line | {"verdict": f"void: {error}"}
+    line["of_record"] = [success(run.folder) for run in arms["record"]]
     line["share"] = float(np.mean([share_of_time(one.folder, plain.folder)
                                    for one, plain in zip(arms["patch"], arms["default"])]))
     wrong = [sentence for one, plain in zip(arms["patch"], arms["default"])

@@ -96,6 +96,8 @@ def test_table_has_gains_in_points():
             "of_record": [0.40, 0.42], "success": [0.43, 0.44]}
     text = speedrun.table([line]).to_text()
     assert "+2.5 (-3.9 to +8.9)" in text and "43.5%" in text
+    void = speedrun.table([line | {"success": [], "of_record": [], "verdict": "void: y"}]).to_text()
+    assert "void" in void and "%" not in void.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
