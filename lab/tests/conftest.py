@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 import conftest
 from conftest import ROOT, SMALL, cut
@@ -17,7 +17,6 @@ from qwen2_model import ModelConfig
 from lab.engine.model_folder import write_model_folder
 from lab.engine.policy import Forward
 from lab.engine.sampler import generate
-from lab.engine.tokens import byte_alphabet
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from lab.tools.demonstrations import make_tokenizer
@@ -118,24 +117,6 @@ def recorded(tmp_path_factory):
     run(*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional", "--loss_norm",
         "sequence", "--drop_unfinished", "--out", folder)
     (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
-    return folder
-
-
-@pytest.fixture(scope="session")
-def bare_model(tmp_path_factory):
-    """A folder without a recipe.json, whose tokenizer can spell everything, byte by byte."""
-    folder = tmp_path_factory.mktemp("bare")
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(byte_alphabet())}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True)
-                                  for name in ("<|im_start|>", "<|im_end|>")])
-    torch.manual_seed(0)
-    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32,
-                         intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
-    write_model_folder(Qwen2(config), folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -29,17 +29,10 @@ def with_additions(model, rank=3):
     return model
 
 
-def make_folder(path, **changes):
-    torch.manual_seed(0)
-    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, **{**SMALL, **changes}))
-    write_model_folder(model, path)
-    return model
-
-
 @pytest.fixture
-def folders(tmp_path):
+def folders(small_model, tmp_path):
     """A model's folder, and that of the model with additions; and this model."""
-    make_folder(tmp_path / "base", tie_word_embeddings=True)
+    write_model_folder(small_model, tmp_path / "base")
     model = with_additions(read_model_folder(tmp_path / "base"))
     write_lora_folder(model, tmp_path / "added")
     return tmp_path / "base", tmp_path / "added", model

@@ -1,7 +1,6 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
 import re
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,9 +11,10 @@ import torch
 import mitigations
 from conftest import refusal
 from small import StateIdea, hand_made, put_in
+from lab.countdown import Task
 from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
-from lab.harness.tasks import load_task, score_again
+from lab.harness.tasks import score_again
 from lab_runs import SHORT, run
 from runs import arrays, lines
 from lab.tools.idea import arms_of
@@ -167,40 +167,16 @@ def test_a_state_may_be_a_count_and_its_tensors_may_share_their_memory(monkeypat
     assert state["mitigation.view"][0] == state["mitigation.mean"] > 0
 
 
-OWN_TASK = """
-from dataclasses import dataclass
-from lab import countdown
-
-@dataclass
-class Task(countdown.Task):
-    def training_problems(self, seed, step, count):
-        return super().training_problems(seed, step, count)
-
-    def held_out_problems(self, count):
-        return super().held_out_problems(count)
-
-    def label(self, pieces):
-        return countdown.annotate(pieces)
-"""
-
-
 @pytest.fixture
-def own_task(tmp_path, monkeypatch):
-    """Train with a task of one's own after a change; returns what was said."""
-    def train_on(old, new, *flags, expect=1):
-        assert old in OWN_TASK
-        (tmp_path / "changed_task.py").write_text(OWN_TASK.replace(old, new))
-        return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
-                   "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
-
-    (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    load_task.cache_clear()
-    yield train_on
-    load_task.cache_clear()
-    sys.modules.pop("changed_task", None)
+def trained_with(tmp_path, monkeypatch):
+    """Train with a task that has these methods, and the others of Countdown; returns what was
+    said."""
+    def trained_with(*flags, expect=1, **methods):
+        for name, method in methods.items():
+            monkeypatch.setattr(Task, name, method)
+        return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--out",
+                   tmp_path / "runs/x", *flags, expect=expect).stderr
+    return trained_with
 
 
 class Remembering:
@@ -251,31 +227,37 @@ def test_answers_are_scored_again_in_every_step_until_they_differ(monkeypatch, t
     assert asked == [(1, True), (2, False)]
 
 
-DRAWN = "super().training_problems(seed, step, count)"
-HELD_OUT = "self.held_out_problems(1) * count"
+def leaks_in(*steps):
+    """A method that returns a held-out problem in these steps."""
+    drawn = Task.training_problems
+
+    def training_problems(task, seed, step, count):
+        is_leak = step in steps
+        return task.held_out_problems(1) * count if is_leak else drawn(task, seed, step, count)
+    return training_problems
 
 
-def test_a_held_out_problem_in_the_first_step_leaves_no_run(own_task, tmp_path):
-    said = own_task(DRAWN, HELD_OUT)
+def test_a_held_out_problem_in_the_first_step_leaves_no_run(trained_with, tmp_path):
+    said = trained_with(training_problems=leaks_in(1))
     assert "in step 1, but held_out_problems has it" in said and "\n" not in said
     assert not any(tmp_path.glob("runs/*"))
 
 
-def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
+def test_a_held_out_problem_in_a_later_step_ends_the_run(trained_with, tmp_path):
     """The record up to there stays. Resumed, it ends there again."""
-    said = own_task(DRAWN, f"({HELD_OUT} if step == 3 else {DRAWN})",
-                    "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
+    said = trained_with("--steps", "4", "--checkpoint_every", "1", "--eval_every", "4",
+                        training_problems=leaks_in(3))
     assert re.search("training_problems returns .* in step 3, but held_out_problems has it", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
 
 
-@pytest.mark.parametrize("old, new", [
-    (DRAWN, HELD_OUT), ("super().held_out_problems(count)", "[]")])
-def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(own_task, tmp_path, old, new):
+@pytest.mark.parametrize("methods", [
+    {"training_problems": leaks_in(1, 2)}, {"held_out_problems": lambda task, count: []}])
+def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(trained_with, tmp_path, methods):
     """And may train on any problem, after its first checkpoint, too."""
-    own_task(old, new, "--steps", "2", "--eval_every", "0", "--eval_tasks", "500",
-             "--checkpoint_every", "1", expect=0)
+    trained_with("--steps", "2", "--eval_every", "0", "--eval_tasks", "500",
+                 "--checkpoint_every", "1", expect=0, **methods)
     assert len(lines(tmp_path / "runs/x/metrics.jsonl")) == 2
 
 
