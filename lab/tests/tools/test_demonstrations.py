@@ -12,13 +12,6 @@ from lab.tools.demonstrations import (HIT, TASK, candidates, preference, demonst
 from lab.tools.warmup import RECIPE
 
 
-@pytest.fixture
-def always_right(monkeypatch):
-    """A teacher without a wrong verdict, another answer or a lapse."""
-    for name in ("WRONG_VERDICT", "OTHER_ANSWER", "LAPSE"):
-        monkeypatch.setattr(teacher, name, 0.0)
-
-
 def demonstrations(count, seed=0):
     rng = random.Random(seed)
     for _ in range(count):
@@ -79,15 +72,6 @@ def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled(
     pieces = tokenizer.encode(" no.</think>\n<answer> 3 + 5</answer>").tokens
     assert pieces == [" no", ".", "</", "think", ">\n", "<", "answer", ">", " 3", " +", " 5", "</",
                       "answer", ">"]
-
-
-def test_a_teacher_without_its_mistakes_is_well_formed_right_and_honest(always_right):
-    tokenizer = make_tokenizer()
-    for problem, text in demonstrations(300):
-        result = TASK.score(problem, text)
-        assert result["format"] == 1 and result["reasoning"] == 1
-        assert result["answer"] == claims_success(text)
-        assert len(tokenizer.encode(text).ids) <= RECIPE["max_new_tokens"]
 
 
 def test_the_teacher_does_not_look_at_the_solution():

@@ -16,7 +16,7 @@ import mitigations
 from lab.engine.tokens import NUMBER, WORD
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings
-from lab.tools import idea, planned_runs
+from lab.tools import idea
 from lab.tools.arms import Arm, is_of_book
 from lab.tools.idea import arms_of, credited, first_look, look, main, sample, share_gains
 from lab_runs import make_here
@@ -137,17 +137,20 @@ def test_runs_of_an_arm_are_used_again_with_the_same_settings_and_data(learner, 
     assert before != Arm("x", usual, tmp_path).folder
 
 
-def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
+def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path, monkeypatch):
     """It is evaluated at the end. If it names no steps, a CPU makes few, and a GPU the usual
     number."""
+    monkeypatch.setattr(Arm, "copied", lambda arm: tmp_path)
     typed = {"model": str(large_folder(tmp_path))}
     (tmp_path / "recipe.json").write_text('{"steps": 9}')
     _, of_arm = arms_of("by_kind", typed)
     assert of_arm["plain"] == {"checkpoint_every": 0, "model": str(tmp_path), "steps": 4,
                              "eval_every": 4}
+    assert not Arm("x", of_arm["plain"], tmp_path).planned_run(0).keeps_checkpoints
     _, of_arm = arms_of("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
     assert (of_arm["idea"]["steps"], of_arm["idea"]["eval_every"]) == (7, 7)
     assert of_arm["idea"]["checkpoint_every"] == 3
+    assert Arm("x", of_arm["idea"], tmp_path).planned_run(0).keeps_checkpoints
     on_gpu = arms_of("by_kind", typed | {"device": "cuda"})[1]["plain"]
     assert on_gpu == of_arm["plain"] | {"device": "cuda", "steps": 4, "eval_every": 4,
                                       "checkpoint_every": 0}
@@ -156,31 +159,6 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     _, of_arm = arms_of("by_kind", typed | {"device": "cuda"})
     assert of_arm["plain"]["steps"] == 60 and of_arm["plain"]["threads"] == 1
     assert of_arm["plain"]["checkpoint_every"] == 0
-
-
-@pytest.mark.slow
-def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
-                                                                    monkeypatch):
-    """Whether one is made at a time or eight, they are the same runs."""
-    planned, settings = [], ["--model", str(learner), "--seeds", "2", "--runs", str(tmp_path)]
-
-    def keep(runs, command, processes, threads):
-        planned.append((runs, threads))
-        raise SystemExit(f"{processes} at a time")
-
-    monkeypatch.setattr("lab.tools.arms.make_runs", keep)
-    monkeypatch.setattr(planned_runs, "is_large", lambda folder: True)
-    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    for processes in (1, 8):
-        with pytest.raises(SystemExit, match=f"{processes} at a time"):
-            main(["by_kind", *settings, "--processes", str(processes)])
-    alone, together = planned
-    assert [run.folder for run in alone[0]] == [run.folder for run in together[0]]
-    assert (alone[1], together[1]) == (8, 1)
-    assert not any(run.keeps_checkpoints for run in alone[0] + together[0])
-    with pytest.raises(SystemExit):
-        main(["by_kind", *settings, "--checkpoint_every", "3"])
-    assert all(run.keeps_checkpoints for run in planned[-1][0])
 
 
 @pytest.mark.slow

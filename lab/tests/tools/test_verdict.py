@@ -40,8 +40,8 @@ def test_the_first_sentence_is_the_verdict():
     assert nothing.answer() == [
         "No difference seen between my_idea and plain GRPO: +4.0 (-8.7 to +16.7) points of success "
         "in training, 2 pairs: too few."]
-    assert verdict_of([0.01, -0.02] * 2).verdict().endswith(", 4 pairs.")
     four = verdict_of([0.01, -0.02] * 2).answer()
+    assert four[0].endswith(", 4 pairs.")
     assert four[1] == "Gains above +2.3 points are excluded (95%)."  # -0.5 + 3.182 * 0.866
     details = " ".join(nothing.details())
     choice = ("its choice of tokens is not seen to differ from a random one: +3.0 (-9.7 to +15.7) "

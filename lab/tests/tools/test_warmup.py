@@ -86,15 +86,6 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_training_goes_on_from_the_weights_of_a_folder(tmp_path, monkeypatch, quick):
-    """Without an update they stay as they are."""
-    monkeypatch.setattr(warmup, "train", lambda *_: None)
-    warmup.main([*quick, "--model", str(TINY), "--out", str(tmp_path / "on")])
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "on")]
-    assert weights[0] == weights[1]
-    assert json.loads((tmp_path / "on/recipe.json").read_text()) == warmup.RECIPE
-
-
 @pytest.fixture
 def real(learner, tmp_path):
     """A folder that transformers wrote: its own tokenizer, two ends of a turn, no recipe."""
