@@ -290,15 +290,12 @@ def test_a_term_of_the_wrong_sign_passes_only_by_its_name():
 
 
 @pytest.mark.parametrize("code, clause, is_so", [
-    ("kl k3 0.04 with ratio", "kl k3 with ratio 0.04", True),
     ("kl k3 0.04 with ratio", "0.04 with ratio kl k3", True),
     ("icepop 5", "icepop none 5", True), ("icepop 5", "icepop 0.5 5", False),
-    ("icepop 0.5 5", "icepop 5", False),
     ("clip 0.2 0.28", "clip 0.20001 0.28", True), ("clip 0.2 0.28", "clip 0.2 0.2", False),
     ("clip 0.2 0.28", "clip 0.2", True), ("clip 0.2 0.28 dual 3", "clip 0.2 0.28", False),
     ("clip 0.2 0.28 dual 3", "dual 3 clip 0.2 0.28", True),
     ("clip 0.2 0.28 dual 3", "dual 0.2 clip 0.28 3", False),
-    ("z n-1 0.0001 only positive", "n-1 z only positive", True),
     ("z n-1 0.0001", "z n-1 eps=1e-4", True),
     ("batch z n-1 0.0001", "z batch n-1 1e-4", False),
     ("kl k3 0.001 to old", "kl k3 to old 0.001", True), ("kl k3 0.001 to old", "kl k3", False),
@@ -311,7 +308,6 @@ def test_a_clause_is_read_as_it_is_meant(code, clause, is_so):
 @pytest.mark.parametrize("wrong, said", [
     ("tokens", "no clause is called 'tokens'. Near it: token;"),
     ("kl 0.04", "no clause is called 'kl 0.04'. Near it: kl k1 {factor}; kl k2 {factor}; kl k3"),
-    ("entropie 0.01", "no clause has the word 'entropie'. Near it: entropy {factor}"),
     ("qwertz", "no clause has the word 'qwertz'. --help lists all clauses"),
     ("clip 0.2 0.2 3", "'clip 0.2 0.2 3' has more numbers than the clause `clip {low} {high}`"),
     (",", "the expectation names no clause")])

@@ -11,7 +11,6 @@ from conftest import credit_columns, evaluation, write_log
 
 import lab.tools.page as analyze
 from lab.analysis import html_page as page_file
-from lab.analysis import plots
 from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words
 from lab.analysis.run_folders import Run
@@ -119,12 +118,3 @@ def test_no_cell_shows_an_undefined_number():
     nan, inf = float("nan"), float("inf")
     columns = {"x": (".1f", [nan, -inf]), "95%": (".1f", [(0.1, inf), (nan, 0.2)])}
     assert Table("t", "T", columns).cells() == [["-", "-"], ["-", "-"]]
-
-
-def test_the_page_has_the_colours_of_the_pictures():
-    style = page_file.part("page.css")
-    found = dict(re.findall(r"--(\w+): (\d+,\d+,\d+);", style))
-    expected = {"up": plots.COLOURS[0], "down": plots.COLOURS[1], "gradient": plots.GRADIENT_COLOUR,
-                "unsure": plots.COLOURS[4], "neutral": plots.COLOURS[7]}
-    in_hex = {name: f"#{bytes(map(int, text.split(','))).hex()}" for name, text in found.items()}
-    assert in_hex == expected

@@ -94,7 +94,6 @@ COLUMNS = [
     ({"entropy": np.zeros(1)}, "its column entropy is float64 (1,) instead of 2"),
     ({"reward_format": np.ones(3)}, "its column reward_format is float64 (3,) instead of 1"),
     ({"paid": np.ones(3)}, "its column paid is float64 (3,) instead of 2"),
-    ({"group": None}, "it has no column group"),
     ({"own": np.zeros(2, bool)}, "its column own says that the model wrote no token"),
     ({"prompt_ids": None}, "it has no column prompt_ids"),
     ({"prompt_ids": np.zeros(2)}, "its column prompt_ids is float64 (2,)"),

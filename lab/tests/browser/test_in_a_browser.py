@@ -72,8 +72,8 @@ def visit(chromium):
     """Opens a file. No page may print an error, or ask for anything but itself."""
     said, asked, contexts = [], [], []
 
-    def visit(path, address="", **device):
-        contexts.append(chromium.new_context(**device))
+    def visit(path, address=""):
+        contexts.append(chromium.new_context())
         page = contexts[-1].new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -119,13 +119,6 @@ def test_the_page_opens_and_the_slider_goes_through_the_steps(run_page, visit):
     assert title.inner_text() == "Training answers of step 4, token by token"
     before, after = page.locator("#held-out-answers .one").all_inner_texts()
     assert before.startswith("before training: wrong") and after.startswith("after step 4: right")
-
-
-def test_a_phone_is_told_of_no_arrow_keys(run_page, visit):
-    phone = {"has_touch": True, "is_mobile": True, "viewport": {"width": 400, "height": 800}}
-    page, on_phone = visit(run_page), visit(run_page, **phone)
-    assert page.locator("body").inner_text().count("arrow keys") == 3
-    assert on_phone.locator("body").inner_text().count("arrow keys") == 0
 
 
 def test_a_click_on_a_token_shows_its_account(run_page, visit):

@@ -314,12 +314,3 @@ def test_what_a_page_replaces_in_a_function_stands_there():
 def test_page_10_tries_the_readmes_idea():
     page = "docs/course/10_is_my_idea_better.md"
     assert block(page, "def my_idea") == block("README.md", "def my_idea")
-
-
-def test_pages_follow_each_other():
-    """README's next page is the first, and each page names the one after it."""
-    names = sorted(PAGES, key=lambda name: int(name.partition("_")[0]))
-    assert len(names) == 12
-    for number, (name, page) in enumerate(zip(names, names[1:]), 1):
-        assert name.startswith(f"{number}_") and f"# {number}. " in PAGES[name]
-        assert f"]({page})" in PAGES[name].partition("*Next:*")[2]

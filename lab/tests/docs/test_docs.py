@@ -229,16 +229,6 @@ def test_every_test_that_a_page_names_exists():
         assert f"def {test}(" in (ROOT / path).read_text(), f"{page.name}: {path}::{test}"
 
 
-def test_every_fold_of_a_page_is_closed_before_the_next_heading():
-    """What a reader should see later would else swallow the rest of the page."""
-    for page in project_files("**/*.md"):
-        is_open = False
-        for line in page.read_text(encoding="utf-8").splitlines():
-            assert not (is_open and line.startswith("## ")), f"{page.name}: {line}"
-            is_open = "<details>" in line or is_open and "</details>" not in line
-        assert not is_open, page.name
-
-
 def test_every_link_of_a_page_leads_somewhere():
     """Files that a page links to exist, and so do the headings behind a #."""
     for page in all_pages():

@@ -352,7 +352,6 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--tries 2", "unknown argument --tries"), ("--model=", "--model needs a value"),
     ("--steps 2 stray", "unknown argument stray"),
     ("--config x.yaml", "--config x.yaml: settings are JSON here"),
-    ("--config=", "--config needs a value"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
     ("--max_completion_length 9", "Did you mean max_new_tokens?"),
     ("--num_epochs 3", "Training is --steps long. --epochs is"), ("--bf16", "--dtype bfloat16"),
@@ -372,10 +371,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--mitigation inverse_logprob --epsilon -0.5", "at least 0"),
     ("--mitigation entropy_masking --mask_percentile 120", "at most 100"),
     ("--learning_rate 100", "at most 10"),
-    *((f"--{axis} {name}", f"{name} is a value of --{other}, and not of --{axis}")
-      for axis, other, names in (("mitigation", "advantage", ("rloo", "gae")),
-                                 ("advantage", "mitigation", ("entropy_masking", "none")))
-      for name in names)])
+    ("--mitigation rloo", "rloo is a value of --advantage, and not of --mitigation"),
+    ("--advantage none", "none is a value of --mitigation, and not of --advantage")])
 def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
 

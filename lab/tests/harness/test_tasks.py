@@ -93,8 +93,6 @@ def test_no_method_may_change_its_problem_and_turns_are_copies(name):
 @pytest.mark.parametrize("name, method, arguments", [
     ("reply", lambda problem: None, "problem, turns"),
     ("redraw", lambda problem, turns: None, "problem, turns, rng"),
-    ("show", lambda: "", "problem"), ("prompt_for", lambda problem, more: "", "problem"),
-    ("label", lambda pieces, more: 0, "pieces"),
     ("training_problems", lambda seed, step: 0, "seed, step, count")])
 def test_a_method_with_other_arguments_is_told_with_its_place(name, method, arguments):
     assert re.search(rf"test_tasks.py:\d+\) should take the arguments \({arguments}\): ",
@@ -234,7 +232,6 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
 @pytest.mark.parametrize("content, said", [
     (PROBLEMS, "should have a function `reward(problem, text)`"),
     (PROBLEMS + CLASS, None), (PROBLEMS + IMPORTED + REWARD, None),
-    ("def reward(text): return 1.0\n", "should have a function `reward(problem, text)`"),
     ("reward = [len, len]\n", "should have a function `reward(problem, text)`"),
     # Countdown's problems would be taken in the place of the file's own
     ("def reward(completions, **_): return [1.0]\n", "has no `problems`"),
