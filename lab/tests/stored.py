@@ -1,11 +1,8 @@
-"""The numbers of stored runs, and the gains that follow from them (lab/results)."""
-import json
-
-from conftest import ROOT
-from lab.analysis.comparison import gain_over
+"""The gains of stored runs (lab/results), and what follows from them."""
+from lab.analysis.comparison import Gain
 from lab.analysis.tables import shown
-from known_runs import recorded
-
+from lab.probes import claim_rules
+from lab.probes.claim_rules import stored_results, success_by_seed
 
 # every weighting that was trained, by its file: of the tiny model, and of the real one that thinks
 WEIGHTINGS = {
@@ -27,29 +24,18 @@ def excluded_above(weightings):
     hold for all at once (Bonferroni)."""
     gains = []
     for board, names in weightings.items():
-        arms = stored_arms(board)
-        gains += [gain_over(arms[name], arms["none"]) for name in names.split(", ")]
+        for name in names.split(", "):
+            pairs = success_by_seed(board, name).keys() & success_by_seed(board, "none").keys()
+            gains.append(Gain(tuple(pairs), claim_rules.stored_gain(board, name)))
     return len(gains), max(gain.excluded_above(len(gains)) for gain in gains)
 
 
-def stored_arms(name):
-    """The arms of lab/results/NAME.json, by seed. A run is its success, or the answers in a step,
-    the seconds, and the right answers of each step."""
-    text = (ROOT / f"lab/results/{name}.json").read_text(encoding="utf-8")
-    arms = {}
-    for run, found in json.loads(text)["values"]["runs"].items():
-        arm, _, seed = run.rpartition("-s")
-        if isinstance(found, float):
-            success = [found]
-        else:
-            answers, _, right = found
-            success = [int(count) / answers for count in right.split()]
-        metrics = [{"success": of_step} for of_step in success]
-        arms.setdefault(arm, {})[int(seed)] = recorded(metrics)
-    return arms
+def arms_of(name):
+    """The arms of lab/results/NAME.json."""
+    runs = stored_results(name)["values"]["runs"]
+    return [*dict.fromkeys(run.rpartition("-s")[0] for run in runs)]
 
 
 def stored_gain(name, arm, over):
     """The gain of one stored arm over another, as pages write it: +2.8 (+1.8 to +3.8)."""
-    arms = stored_arms(name)
-    return shown(gain_over(arms[arm], arms[over]).estimate, "points")
+    return shown(claim_rules.stored_gain(name, arm, over), "points")

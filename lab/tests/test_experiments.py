@@ -6,16 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT
 from known_runs import recorded
-from lab.analysis.comparison import gains, over_baseline
-from lab.analysis.tables import shown
 from lab.engine.errors import UserError
 from lab.tools import experiment as experiments
 from lab.__main__ import main
 from lab.tools.experiment import Plan, read_plan
 from lab_runs import make_here
-from stored import stored_arms
 
 BATCH = "--questions 2 --answers 4 --max_new_tokens 24 --eval_every 0 --checkpoint_every 0"
 GIVEN = {"question": "Is it better?", "common": f"{BATCH} --threads 1", "steps": 1,
@@ -127,16 +123,3 @@ def test_every_arm_of_our_plans_can_be_trained(name):
         del common[common.index("--model"):common.index("--model") + 2]
     plan = replace(plan, common=" ".join(common).replace("--device cuda", ""))
     experiments.settings_of_arms(plan, "")
-
-
-@pytest.mark.parametrize("name, baseline", [
-    ("board", "none"), ("later", "none"), ("real_board_expression", "none"),
-    ("real_board_brief_8_gpu", "none"), ("lora_48", "all")])
-def test_stored_gains_are_computed_again_from_the_numbers_of_each_seed(name, baseline):
-    """Programs that are gone printed them."""
-    arms = stored_arms(name)
-    printed = (ROOT / f"lab/results/{name}.txt").read_text(encoding="utf-8")
-    found = gains(over_baseline(arms, baseline))
-    assert len(found) > 1
-    for arm, gain in found.items():
-        assert f" {shown(gain.estimate, 'points')} |" in printed, arm

@@ -14,11 +14,11 @@ import pytest
 
 from conftest import ROOT, project_files
 from docs import pictures
-from lab.analysis.comparison import mean_in_training
+from lab.probes.claim_rules import success_by_seed
 from lab.tools import diagnose
 from lab_runs import block, copy_project, printed_by_each, program
 from runs import arrays, lines
-from stored import stored_arms, stored_gain
+from stored import stored_gain
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in project_files("docs/course/*.md")}
@@ -267,8 +267,7 @@ def test_each_run_of_page_8_is_diagnosed(run, said, capsys):
 
 
 def test_runs_of_one_command_differ_as_page_10_says():
-    right = [100 * mean_in_training(run, "success")
-             for run in stored_arms("board")["none"].values()]
+    right = [100 * success.mean() for success in success_by_seed("board", "none").values()]
     page = " ".join(PAGES["10_is_my_idea_better.md"].split())
     assert len(right) == 12 and f"between {min(right):.1f}% and {max(right):.1f}%" in page
 

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from conftest import ROOT, project_files
-from lab.analysis.comparison import mean_in_training
+from lab.probes.claim_rules import success_by_seed
 from docs import pictures
 from lab.tests import equal_cost, methods_table
-from stored import OF_THINKING, WEIGHTINGS, excluded_above, stored_arms, stored_gain
+from stored import OF_THINKING, WEIGHTINGS, arms_of, excluded_above, stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
 # +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
@@ -53,11 +53,11 @@ def test_every_interval_of_a_page_stands_in_a_stored_result(page):
 def test_a_row_of_the_game_follows_from_the_value_of_each_seed():
     lines = (ROOT / "lab/reports/turns.md").read_text(encoding="utf-8").splitlines()
     told = 0
-    for arm, runs in stored_arms("turns/guess").items():
+    for arm in arms_of("turns/guess"):
         for row in lines:
             if row.startswith("|") and f"(`{arm}`)" in row:
-                wins = [mean_in_training(run, "success") for run in runs.values()]
-                assert f"| {sum(wins) / len(wins):.0%} |" in row
+                wins = [*success_by_seed("turns/guess", arm).values()]
+                assert f"| {np.mean(wins):.0%} |" in row
                 assert arm == "grpo" or stored_gain("turns/guess", arm, "grpo") in row
                 told += 1
     assert told == 6
