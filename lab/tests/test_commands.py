@@ -1,14 +1,12 @@
-"""Every command of the overview: its help, its flags within and beyond their bounds, what it
-refuses, and the pages that name it."""
+"""Every command of the overview: its help, what it refuses, and the pages that name it. That its
+numbers have bounds is tested in harness/test_settings.py."""
 import importlib
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 from conftest import ROOT, project_files, refusal
 
-from lab.harness.flags import check_value
 from lab import __main__ as overview
 from lab_runs import program
 
@@ -79,24 +77,6 @@ def test_help_names_a_command_and_each_of_its_flags(name, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(f"python -m lab[ .]{name} ", said)
     assert [flag for flag in FLAGS[name] if f"--{flag} " not in said] == []
-
-
-def numbers_of(name):
-    """The flags of a command that are numbers."""
-    return {flag: known for flag, known in FLAGS[name].items() if known.type in (int, float)}
-
-
-@pytest.mark.parametrize("name", [name for name in FLAGS if numbers_of(name)])
-def test_a_number_beyond_its_bounds_ends_a_command_and_the_bounds_do_not(name):
-    for flag, known in numbers_of(name).items():
-        least = known.above if known.above > -1e30 else known.least - 1
-        for value in (least, known.most + 1, -10 ** 18, 10 ** 18, "nan"):
-            said = refusal(overview.main, [name, *PLACES.get(name, []), f"--{flag}={value}"])
-            assert said.startswith(f"--{flag} ") and "should be" in said
-        free = replace(known, default=None, kind=known.type)
-        bounds = [value for value in (known.least, known.most) if value > known.above]
-        for value in (known.default, *bounds):
-            check_value(flag, value, free)
 
 
 @pytest.mark.parametrize("name", sorted(FLAGS.keys() - {"formula", "try"}))

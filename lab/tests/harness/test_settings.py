@@ -14,6 +14,7 @@ from conftest import ROOT, refusal
 from small import assert_bounded
 import grpo
 import run as book
+from lab.__main__ import MODULES
 from lab.countdown import Task
 from examples import guess
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
@@ -23,7 +24,7 @@ from lab.harness.build import unpaid_parts
 from lab.engine.declared import Positive, Range
 from lab.harness.flags import Flag, check_value, flags_of, option, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
-from lab.tools import try_task, warmup
+from lab.tools import try_task
 
 GUESS = "examples.guess"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
@@ -41,7 +42,7 @@ ABSENT = object()
     (Flag(None), "", "--n needs a value"),
     (Flag(8, least=2), 1, "--n 1: should be at least 2"), (Flag(8), -1, "should be at least 0"),
     (Flag(8), 10 ** 9 + 1, "--n 1000000001: should be at least 0 and at most 1e+09"),
-    (Flag(0.5, above=0), -1, "--n -1.0: should be above 0"),
+    (Flag(0.5, above=0), 0, "--n 0.0: should be above 0"),
     (Flag(0.5, most=1), 1.25, "--n 1.25: should be at least 0 and at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
      "--n 'non': choose from mean, gradient, none. Did you mean none?")])
@@ -143,7 +144,8 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
     # examples/dpo.py adds one, if it is loaded, and limits nothing
     of_project = [one for one in methods if not one.__module__.endswith("dpo")]
     owners = [flags_of(owner) for owner in (Task, guess.Task, *of_project)]
-    flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
+    commands = [vars(importlib.import_module(file)).get("FLAGS", {}) for file in MODULES.values()]
+    flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, *commands, *owners])
              for name, flag in found.items()}
     assert_bounded(flags)
 
