@@ -136,25 +136,14 @@ def in_a_fork(function, *given):
 
 
 def answer(request):
-    """{name: what is wanted} of the runs. Those of the book come first, without the lab."""
+    """{name: its numbers} of the runs. Those of the book come first, without the lab."""
     found = {}
     if request["edit"]:
         import_edited(*request["edit"])
     for name, is_book, flags in sorted(request["runs"], key=lambda run: not run[1]):
         import_once(is_book)
-        found[name] = in_a_fork(globals()[request["wanted"]], is_book, flags)
+        found[name] = in_a_fork(outcome, is_book, flags)
     return found
-
-
-def called_in(is_book, flags):
-    """The functions of the book that a run calls."""
-    codes = set()
-    sys.setprofile(lambda frame, *_: codes.add(frame.f_code))
-    outcome(is_book, flags)
-    sys.setprofile(None)
-    names = {f"{Path(code.co_filename).name}: {code.co_qualname.replace('.<locals>', '')}"
-             for code in codes if Path(code.co_filename).parent == ROOT}
-    return sorted(name for name in names if "<" not in name)  # no comprehensions
 
 
 class Forks:
@@ -164,10 +153,9 @@ class Forks:
         self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
 
-    def ask(self, wanted, edit, runs):
-        """{name: what is wanted} of runs: their `outcome`, or the functions `called_in` them."""
-        request = dict(wanted=wanted, edit=edit, runs=runs)
-        self.process.stdin.write(json.dumps(request) + "\n")
+    def ask(self, edit, runs):
+        """{name: its numbers} of runs with this edit of a function."""
+        self.process.stdin.write(json.dumps(dict(edit=edit, runs=runs)) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 

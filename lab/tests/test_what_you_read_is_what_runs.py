@@ -97,7 +97,7 @@ class Runs:
 
     def outcomes(self, kinds, more, edit=None):
         """{kind: its numbers}"""
-        return self.forks.ask("outcome", edit, [self.asked(kind, more) for kind in kinds])
+        return self.forks.ask(edit, [self.asked(kind, more) for kind in kinds])
 
     def asked(self, kind, more):
         of_task = [] if kind == "turns" else self.of_model
@@ -182,22 +182,3 @@ def test_no_two_functions_have_one_name_and_every_listed_one_is_there():
     names = [f"{file}: {name}" for file in FILES for name, _ in definitions(TREES[file])]
     assert len({*names}) == len(names)
     assert {*CHANGES_NOTHING, *STAYS, *LOOPS} <= {*names}
-
-
-def of_flags_and_folder():
-    """What reads the book's command line, and what a run of the book does with its folder."""
-    tree = ast.parse((ROOT / "run.py").read_text("utf-8"))
-    reading = reached(tree, "read_settings")
-    return {f"run.py: {name}" for name, _ in definitions(tree)
-            if name.startswith(("Run.", "Settings.", "state_of")) or name.split(".")[-1] in reading}
-
-
-@pytest.mark.parametrize("kinds", [FEW, pytest.param(KINDS, marks=pytest.mark.slow)])
-def test_a_run_of_the_lab_calls_every_function_that_a_run_of_the_book_calls(runs, kinds):
-    """But for the loops, the flags and the folder, which in the lab holds more."""
-    evaluated = ("--eval_every", "1", "--eval_tasks", "3")
-    called = runs.forks.ask("called_in", None, [runs.asked(kind, evaluated) for kind in kinds])
-    for kind in called.keys() - BOOK.keys():
-        missing = {*called[BOOK_OF[kind]]} - {*called[kind]} - of_flags_and_folder()
-        known = {label for label, kinds_of in STAYS.items() if kinds_of.get(kind) == ["everything"]}
-        assert {name for name in missing if counts(name, kind)} == known
