@@ -375,9 +375,7 @@ CHECKS = (
     Check(13, "The updates after the first have no clipped ratio", later_updates_grow,
           "the same run with one update for each batch"),
     Check(12, "The passes over a batch move the model too far", needs("clipped")(too_far),
-          "the first step with a tenth of the learning rate"),
-    Check(0, "The reward swings: the rate is too high, or hard and easy problems come in turns",
-          any_of(reward=lambda reward: reward.swings), f"{TENTH}, and problems in another order"))
+          "the first step with a tenth of the learning rate"))
 LAST = Check(  # said only if no other fault was seen: a cause that is rare
     10, "The reward falls, and nothing else in this log says why: the learning rate is too high, "
         "the sign of the loss is wrong, advantages belong to other answers, or the problems became "
@@ -409,7 +407,7 @@ def faults_of(log: Log) -> list[Fault]:
 
 
 def signs_looked_for(log: Log) -> str:
-    """12 of 22 signs of a mistake"""
+    """12 of 21 signs of a mistake"""
     every = (*CHECKS, LAST)
     count = sum(check.seen.can_look(log) for check in every)
     return f"{count} of {len(every)} signs of a mistake"

@@ -72,7 +72,6 @@ FEWEST = 5  # steps from which on something can be said
 # A number that is the same in all steps, and says nothing if it has so few decimals: a rate of
 # 0.000 may be 1e-06, as older versions of verl print it.
 ROUNDED = {"learning_rate": (0, 7), "gradient_norm": (0, 4), "ratio": (1, 4)}
-BLOCK = 5   # steps whose mean hides what the problems of one step change
 
 
 class Printed(float):
@@ -114,25 +113,6 @@ class Metric:
     @property
     def falls(self) -> bool:
         return self.is_known and rose(-self.values)
-
-    @property
-    def swings(self) -> bool:
-        """Whether it goes from its lowest third to its highest or back three times or more, by more
-        than luck: the means of blocks vary around their trend as those of independent steps seldom
-        do."""
-        count = len(self.values) // BLOCK
-        if count < 6:
-            return False
-        blocks = self.values[:count * BLOCK].reshape(count, BLOCK)
-        means, within = blocks.mean(1), float(blocks.var(1, ddof=1).mean())
-        lowest = min(0.0, float(means.min()))
-        third = (float(means.max()) - lowest) / 3
-        is_high = [mean > lowest + 2 * third for mean in means
-                   if not lowest + third <= mean <= lowest + 2 * third]
-        turns = int(np.count_nonzero(np.diff(is_high)))
-        place = np.arange(count)
-        around = means - np.polyval(np.polyfit(place, means, 1), place)
-        return turns > 2 and BLOCK * float(around.var(ddof=2)) > 5 * within
 
 
 class Log:
@@ -192,9 +172,6 @@ class Log:
             return f"{name} is not finite in {metric.broken} of {self.steps} steps"
         if metric.always():
             return f"{name} is {metric.values[0]:.3g} in every step"
-        if metric.swings:
-            low, high = metric.values.min(), metric.values.max()
-            return f"{name} swings between {low:.3g} and {high:.3g} over many steps"
         return f"{name} went from {metric.start:.3g} to {metric.end:.3g}"
 
 

@@ -13,7 +13,7 @@ from lab.tools.logs import read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/reference/how_a_run_fails.md, 0 if it has none, and what is said
-    "healthy": ([], "16 of 22 signs of a mistake could be looked for, and none is seen"),
+    "healthy": ([], "15 of 21 signs of a mistake could be looked for, and none is seen"),
     "destroyed": ([6], "far too high"),
     "dead": ([3], "equal_groups is 1 in every step"),
     "hacked": ([9], "divides went from"),
