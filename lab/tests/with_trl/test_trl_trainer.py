@@ -67,22 +67,25 @@ def has_hit(completions, **_):
     return [1.0 if "hit" in text else None for text in completions]
 
 
-def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
+def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, model=TINY, rows=None,
+            **given):
     """A trainer after so many steps of three problems with four answers each, in two micro-batches,
     and the gradient of each step. What is given is an argument of the trainer or of GRPOConfig."""
     names = ("mitigation", "mitigation_flags", "rescale", "credit", "task", "reward_funcs",
-             "peft_config")
+             "peft_config", "advantage", "rollout_func")
     of_trainer = {name: given.pop(name) for name in names if name in given}
     usual = dict(max_steps=steps, per_device_train_batch_size=6, gradient_accumulation_steps=2,
                  num_generations=4, max_completion_length=60, learning_rate=1e-3, use_cpu=True,
                  bf16=False, seed=0, report_to=[], logging_steps=1, save_strategy="no",
                  disable_tqdm=True, shuffle_dataset=False, max_grad_norm=0.0)
-    rows = [{"prompt": policy.task.prompt_for(problem)} for problem in PROBLEMS * steps]
+    if rows is None:
+        rows = [{"prompt": policy.task.prompt_for(problem)} for problem in PROBLEMS * steps]
     gradients = Gradients()
     trainer = (kind or CreditGRPOTrainer)(
-        AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attention_dropout=dropout),
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attention_dropout=dropout),
         args=trl.GRPOConfig(output_dir=str(out), **usual | given), callbacks=[gradients],
-        train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(TINY),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(model),
         **{"reward_funcs": [length_reward, has_hit], **of_trainer})
     trainer.train(resume_from_checkpoint=resume)
     return trainer, gradients.kept
@@ -171,19 +174,11 @@ def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, un
     games = [row for row in rows for _ in range(4)]
     answers, batch = played(policy, games, seed=5)
     T = int(batch.written.sum(1).max())
-    gradients = Gradients()
-    trainer = CreditGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(player, dtype=torch.float32),
+    _, [gradient] = trained(
+        policy, tmp_path / "out", model=player, rows=rows,
         reward_funcs=lambda **_: batch.reward.tolist(), rollout_func=lambda *_: answers,
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=12,
-            num_generations=4, max_completion_length=16, use_cpu=True, bf16=False, report_to=[],
-            save_strategy="no", disable_tqdm=True, shuffle_dataset=False, max_grad_norm=0.0,
-            seed=0, learning_rate=1e-3),
-        callbacks=[gradients], train_dataset=Dataset.from_list(rows), advantage=advantage,
-        processing_class=AutoTokenizer.from_pretrained(player), task=module,
-        credit=tmp_path / "run")
-    trainer.train()
+        per_device_train_batch_size=12, gradient_accumulation_steps=1, max_completion_length=16,
+        advantage=advantage, task=module, credit=tmp_path / "run")
     own = read_credit(tmp_path / "run", 1, policy.tokenizer)
     for name in ("ids", "mask", "written"):
         assert getattr(own, name).equal(getattr(batch, name)[:, :T]), name
@@ -205,8 +200,7 @@ def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, un
     log_prob = response_log_probs(policy.model, mine, torch.arange(12))
     policy_loss(log_prob, credit, torch.ones_like(credit), batch.mask,
                 int(batch.mask.sum())).backward()
-    assert_same_vector(gradients.kept[0],
-                       {name: p.grad for name, p in policy.model.named_parameters()})
+    assert_same_vector(gradient, {name: p.grad for name, p in policy.model.named_parameters()})
 
 
 def numbers(trainer):
