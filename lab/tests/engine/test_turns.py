@@ -84,20 +84,6 @@ def test_a_step_is_that_of_the_formula_over_the_models_tokens(games):
     assert metrics["sampler_gap"] < 1e-5
 
 
-def test_a_row_does_not_depend_on_the_others_and_the_limit_counts_replies(policy, games):
-    alone = policy.ask(GAMES[:1], 16, seed=1)
-    T = alone.ids.shape[1]
-    assert alone.ids.equal(games.ids[:16, :T]) and alone.mask.equal(games.mask[:16, :T])
-    s = policy.settings
-    for limit in (4, 5):
-        cut = replace(policy, settings=replace(s, max_new_tokens=limit)).ask(GAMES, 16, seed=1)
-        length = cut.written.sum(1)
-        has_reply = (cut.written & ~cut.mask).any(1)
-        assert has_reply.any() and not cut.finished[has_reply].any()
-        assert (length[has_reply] == limit).all()
-        assert (cut.mask[has_reply].sum(1) == 2).all()  # cut off in the reply, or right after it
-
-
 def test_what_a_model_writes_itself_is_no_reply(policy):
     """The same tokens, drawn by the model: one turn, which is no number and loses."""
     ids = policy.tokenizer.encode(f" 4<|im_end|>{BIG} 2<|im_end|>").ids
@@ -323,17 +309,6 @@ def test_gae_is_paid_where_turns_end(policy, paid_games):
     for gae_lambda, expected in ((1.0, batch.to_go * batch.mask), (0.0, batch.paid)):
         found = make(ADVANTAGES["gae"], {"gae_lambda": gae_lambda}, policy)(batch, policy)
         torch.testing.assert_close(found, expected)
-
-
-def test_the_record_has_what_turns_were_paid(policy, games, paid_games, tmp_path):
-    for step, batch in enumerate((games, paid_games), 1):
-        batch = replace(batch, advantage=games.mask * 1.0, step=step)
-        (tmp_path / "credit").mkdir(exist_ok=True)
-        write_credit(tmp_path / f"credit/step_{step:06d}.npz", batch, games.mask * 1.0)
-    assert "paid" not in read_columns(tmp_path, 1)
-    assert read_credit(tmp_path, 1, policy.tokenizer).paid.sum() == games.reward.sum()
-    again = read_credit(tmp_path, 2, policy.tokenizer)
-    assert again.paid.equal(paid_games.paid[:, :again.ids.shape[1]])
 
 
 def test_a_turn_whose_reward_depends_on_a_later_one_is_refused(policy, games):
