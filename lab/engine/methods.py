@@ -262,7 +262,7 @@ MODULES = {
                              "random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation",
-    "lab.credit.of_2026": "counterfactual oar_g quadrants delta"}
+    "lab.credit.of_2026": "oar_g"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",

@@ -219,7 +219,7 @@ def squeezed(rollouts):
 
 
 OF_PLACES = {"turn_mean",  # where a turn begins
-             "attention_credit", "delta",  # and of what can be looked at
+             "attention_credit",  # and of what can be looked at
              "random",  # a number for each place
              "dpo"}     # of examples/dpo.py, if it is loaded
 
