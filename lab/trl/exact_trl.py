@@ -68,24 +68,20 @@ JUDGED = {*NEUTRAL, *"""num_generations use_bias_correction_kl epsilon epsilon_h
 FLAGS = {
     "trainer": Flag("", "whose configuration it is", choices=("trl",)),
     "seeds": Flag(1, "worlds of each kind", least=1, most=100),
-    "drift": Flag(0.1, "how far the first of several optimizer steps moves a log-prob", above=0,
-                  most=10),
-    "engine": Flag(0.1, "with use_vllm: std of the engine's logits around the trainer's", most=10),
-    "reference": Flag(0.5, "with beta: std of the reference's logits around the policy's", most=10),
     "alone": Flag(False, "judge each setting by itself, too"),
     "at_least": Flag(None, "the lowest cosine that is accepted", kind=float, most=1),
     "write": Flag("", "a file for a later --baseline"),
     "baseline": Flag("", "a file of --write: say what changed, with its status (lab/gate.py)")}
+DRIFT = 0.1      # how far the first of several optimizer steps moves a log-prob
+ENGINE = 0.1     # with use_vllm: the std of the engine's logits around the trainer's
+REFERENCE = 0.5  # with beta: the std of the reference's logits around the policy's
 T = TypeVar("T", bound=Hashable)
 
 
 class Setup(NamedTuple):
-    """A configuration, and what TRL does not know of its surroundings."""
+    """A configuration, and the size of a batch."""
     config: Mapping[str, Any]  # fields of GRPOConfig
     groups: int = 0            # in a batch; 0: as many as can be listed
-    drift: float = 0.1
-    engine: float = 0.1
-    reference: float = 0.5
 
 
 class Updates(NamedTuple):
@@ -190,7 +186,7 @@ def table_trainer(setup: Setup, world: World) -> Any:
     trainer.beta = trainer.args.beta = float(setup.config["beta"])
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    trainer.reference_logits = moved(world, setup.reference, 1)
+    trainer.reference_logits = moved(world, REFERENCE, 1)
     return trainer
 
 
@@ -208,8 +204,8 @@ def update(trainer: Any, world: World, rows: Numbers, rate: float, steps: int) -
     return -total.flatten() / steps
 
 
-def rate_for(setup: Setup, trainer: Any, world: World, batches: Mapping[Any, float]) -> float:
-    """With it a batch's first step moves a log-prob by `drift`, on average over batches and over
+def rate_for(trainer: Any, world: World, batches: Mapping[Any, float]) -> float:
+    """With it a batch's first step moves a log-prob by DRIFT, on average over batches and over
     the tokens with a choice that the policy draws."""
     drawn = world.chance.detach()[:, None] * (world.log_prob.detach() < -1e-6)
     change, small = 0.0, 1e-4
@@ -218,20 +214,20 @@ def rate_for(setup: Setup, trainer: Any, world: World, batches: Mapping[Any, flo
         logits = world.logits.detach() + small * step.view_as(world.logits)
         difference = (log_probs(world, logits) - world.log_prob.detach()).abs()
         change += chance * float((difference * drawn).sum() / drawn.sum())
-    return setup.drift * small / change
+    return DRIFT * small / change
 
 
 def updates(setup: Setup, world: World) -> Updates:
     size, steps = setup.config["num_generations"], setup.config["num_iterations"]
     engine_log_prob = log_probs(world, moved(
-        world, setup.engine if setup.config["use_vllm"] else 0.0, 2))
+        world, ENGINE if setup.config["use_vllm"] else 0.0, 2))
     of_groups, groups = groups_of(world, size, engine_log_prob), setup.groups or 1
     while not setup.groups and math.comb(len(of_groups) + groups, groups + 1) <= MOST_BATCHES:
         groups += 1
     trainer = table_trainer(setup._replace(groups=groups), world)
     trainer.engine_log_prob = engine_log_prob
     batches = multisets(of_groups, groups)
-    rate = rate_for(setup, trainer, world, batches) if steps > 1 else 1.0
+    rate = rate_for(trainer, world, batches) if steps > 1 else 1.0
     found = torch.stack([update(trainer, world, sum(batch, ()), rate, steps) for batch in batches])
     mean = torch.tensor([*batches.values()]).double() @ found
     with_kl = world.truth - trainer.beta * size / (size - 1) * kl_gradient(
@@ -308,8 +304,7 @@ def main(argv: list[str]) -> int:
     print(textwrap.fill(said, 100), "", HEADINGS, sep="\n", flush=True)
     verdicts = dict[str, Verdict]()
     for name, config in configs.items():
-        setup = Setup(config, 0, args.drift, args.engine, args.reference)
-        verdict = verdicts[name] = judge(setup, worlds, name, args.at_least)
+        verdict = verdicts[name] = judge(Setup(config), worlds, name, args.at_least)
         print(*([] if " alone" in name else of_each_kind(verdict.means)),
               row(name, verdict.means, about_means(verdict.means)), sep="\n", flush=True)
     asked = {name: verdict for name, verdict in verdicts.items() if not name.endswith(" alone")}
