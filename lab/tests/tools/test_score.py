@@ -7,8 +7,7 @@ import torch
 
 from lab.__main__ import main
 from lab.engine.errors import UserError
-from lab.probes.credit import MeasuredCredit
-from lab.probes.token_data import lines
+from lab.engine.tokens import KINDS, SECTIONS
 from lab.tools import score
 from lab.tools.score import ceiling, cosine, off_mean
 from small import spoken
@@ -46,25 +45,25 @@ def test_noise_of_the_credit_is_taken_out():
 
 @pytest.fixture
 def data(policy, tmp_path):
-    """The spoken answers with a credit that is 0.1 at their third tokens."""
+    """The spoken answers with a credit of 0.15 at their first tokens, as lab/data has its lines."""
     batch, path = spoken(policy), tmp_path / "tokens.jsonl"
     rows = []
-    for group in (0, 1):
-        part = batch.of_problems(range(group, group + 1))
-        parts = torch.zeros(4, *part.mask.shape)
-        parts[:, :, :1] = torch.tensor([0.1, 0.3, 0.1, 0.1])[:, None, None]
-        measured = MeasuredCredit(parts.mean(0), parts.std(0), parts, 0)
-        rows += lines(part, measured, "spoken", group)
+    for row, (group, n) in enumerate(zip(batch.group.tolist(), batch.length.tolist())):
+        problem = batch.problems[group]
+        line = {"of": "spoken", "problem": group, "answer": batch.group[:row].tolist().count(group),
+                "numbers": [*problem.numbers], "target": problem.target,
+                "finished": bool(batch.finished[row]), "reward": float(batch.reward[row]),
+                "right": float(batch.scores["answer"][row]),
+                "format": float(batch.scores["format"][row]),
+                "ids": batch.ids[row, :n].tolist(), "text": batch.texts[row],
+                "kind": [KINDS[code] for code in batch.kind[row, :n].tolist()],
+                "section": [SECTIONS[code] for code in batch.section[row, :n].tolist()],
+                "half_1": [0.2, *[0.0] * (n - 1)], "half_2": [0.1, *[0.0] * (n - 1)]}
+        for name in ("log_prob", "entropy", "collision"):
+            line[name] = getattr(batch, name)[row, :n].tolist()
+        rows.append(line)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def test_a_line_has_the_halves_and_lists_of_one_length(data):
-    first = json.loads(data.read_text().splitlines()[0])
-    assert (first["half_1"][0], first["half_2"][0], first["credit"][0]) == (0.2, 0.1, 0.15)
-    assert len({len(value) for name, value in first.items()
-                if isinstance(value, list) and name != "numbers"}) == 1
-    assert (first["of"], first["problem"], first["answer"], first["right"]) == ("spoken", 0, 0, 1)
 
 
 def test_all_sources_of_one_advantage_have_one_score(data, tmp_path, capsys, monkeypatch):
