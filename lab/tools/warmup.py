@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import find_folder, new_folder
@@ -42,7 +41,6 @@ FLAGS = {
                  requires=(lambda values: values.model is None, "a new model")),
     "model": Flag(None, "folder of a model to start from, instead of a new one of --size. It is "
                         "one that this program has made, or a real one"),
-    "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
     "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
     "out": Flag("models/new", "folder to write. It must not exist yet"),
     "steps": Flag(2000, "number of updates", least=1, most=10_000_000),
@@ -52,6 +50,7 @@ FLAGS = {
                   choices=("float32", "bfloat16")),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
+REAL_RATE = 5e-5                   # and of a real model
 
 RECIPE: dict = {  # the settings of a run that suit this model; flags override them
     **{name: getattr(TASK, name) for name in (
@@ -76,9 +75,6 @@ def main(argv: list[str]) -> None:
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
     if is_real:
         flags = SimpleNamespace(**{**vars(flags), **REAL_FLAGS, **flags.typed})
-    if "rate" in flags.typed and not is_real:
-        raise UserError(f"--rate {flags.rate} has no effect, because only a real model is trained "
-                        "with it")
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
     with new_folder(out) as unfinished:
@@ -87,7 +83,7 @@ def main(argv: list[str]) -> None:
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         model.compute_in(getattr(torch, flags.dtype))
         recipe = {**RECIPE, **REAL_RECIPE} if is_real else RECIPE
-        update = upper_half(model, flags.rate) if is_real else all_parameters(model)
+        update = upper_half(model) if is_real else all_parameters(model)
         train(model, tokenizer, update, flags)
         evaluate(model, tokenizer, recipe)
         save(unfinished, model, tokenizer, recipe, start if is_real else None)
@@ -119,7 +115,7 @@ def all_parameters(model: Qwen2) -> Callable[[float], None]:
     return update
 
 
-def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
+def upper_half(model: Qwen2) -> Callable[[float], None]:
     """A function that updates the upper half of the layers; all other parameters are frozen."""
     layers = model.requires_grad_(False).model.layers
     trained = list(layers[len(layers) // 2:].requires_grad_(True).parameters())
@@ -127,7 +123,7 @@ def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
 
     def update(share: float) -> None:
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        adam.param_groups[0]["lr"] = rate * share
+        adam.param_groups[0]["lr"] = REAL_RATE * share
         adam.step()
     return update
 
