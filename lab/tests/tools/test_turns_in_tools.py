@@ -5,7 +5,7 @@ from conftest import ROOT, refusal
 import lab.tools.page as analyze
 import lab.run as train
 from lab.analysis.answers import answer_of
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_credit
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import load_tokenizer
 from lab.tools import follow, sample, try_task
@@ -75,6 +75,8 @@ def test_what_turns_are_paid_is_on_the_page_and_the_task_is_tried(tmp_path, caps
     assert [text for text, paid in zip(answer["texts"], answer["paid"]) if paid] == [
         "<|im_end|>"] * answer["texts"].count("<|im_end|>")
     assert sum(paid or 0 for paid in answer["paid"]) == answer["reward"]
+    batch = read_credit(tmp_path / "run", 1, load_tokenizer(tmp_path / "run"))
+    assert (batch.paid != 0).sum(1).max() > 1  # not the last turn alone
     analyze.main([str(tmp_path / "run")])
     assert '"paid":[' in (tmp_path / "run/analysis/page.html").read_text()
     capsys.readouterr()
