@@ -45,16 +45,13 @@ def test_a_plan_is_trained_once_then_used_again_and_compared(folder, capsys, mon
 
 
 def test_runs_are_made_seed_by_seed():
-    plan = Plan("mine", steps=1, **{name: GIVEN[name] for name in ("question", "seeds", "arms")})
+    """An arm may have steps of its own."""
+    plan = Plan("mine", "", 6, [0, 2], {"none": "", "twice": "--questions 16 --steps 3"})
     for seeds, last in ((0, 2), (3, 3)):
         found = plan.runs(SimpleNamespace(seeds=seeds, flags="", runs="runs"))
-        assert [(run.arm, run.seed) for run in found] == [
-            (arm, seed) for seed in range(last) for arm in ("none", "rloo")]
-
-
-def test_an_arm_may_have_steps_of_its_own():
-    plan = Plan("mine", "", 6, [0, 1], {"none": "", "twice": "--questions 16 --steps 3"})
-    assert [run.steps for run in plan.runs(SimpleNamespace(seeds=0, flags="", runs="x"))] == [6, 3]
+        assert [(run.arm, run.seed, run.steps) for run in found] == [
+            (arm, seed, steps) for seed in range(last)
+            for arm, steps in (("none", 6), ("twice", 3))]
 
 
 def run_of(*right):

@@ -441,13 +441,11 @@ def test_what_is_detached_trains_nothing():
         assert found.understood and code in codes(found) and named(found) == ["no reward"]
 
 
-def test_mistakes_come_first():
+def test_mistakes_come_first_and_what_is_not_understood_has_a_nearest_formula():
+    """With a token where it differs."""
     said = judge(found_of("shift and sign")).in_words()
     assert said[0].startswith("Understood: ") and said[2] == "Mistakes: 2."
     assert said[3].startswith("1. [sign reversed] ") and said[4].startswith("2. [shift 0] ")
-
-
-def test_what_is_not_understood_has_a_nearest_formula_and_a_token_where_it_differs():
     said = judge(found_of("kl in the reward")).in_words()
     assert said[0].startswith('Nearest: "z n-1 0.0001, token, ')
     assert said[1].startswith("The loss is not understood: this formula leaves, of the gradient, ")

@@ -106,8 +106,9 @@ def changed(part, old, new):
     return texts
 
 
-def test_unsolved_the_file_says_what_is_not_written_yet():
-    said = program_here(FILE, expect=1)
+@pytest.mark.parametrize("words", [[], ["train"]])
+def test_unsolved_the_file_says_what_is_not_written_yet(words):
+    said = program_here(FILE, *words, expect=1)
     assert said.endswith("not written yet: part 1\n") and "Traceback" not in said
 
 
@@ -135,11 +136,6 @@ def test_the_training_in_40_lines_is_that_of_train_py(tmp_path, capsys):
     functions = [node for node in ast.parse((ROOT / "examples/own_grpo.py").read_text()).body
                  if isinstance(node, ast.FunctionDef)]
     assert sum(node.end_lineno - node.lineno + 1 for node in functions) <= 40
-
-
-def test_a_training_takes_the_readers_functions(tmp_path):
-    """Those of the file, which stops at the first that is missing."""
-    assert program_here(FILE, "train", expect=1).endswith("not written yet: part 1\n")
 
 
 def test_the_page_says_how_many_mistakes_are_known():

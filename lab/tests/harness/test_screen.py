@@ -99,11 +99,8 @@ def test_an_error_in_a_users_file_is_his_line_and_one_sentence(own, name, words)
     assert ("PYTHONDEVMODE=1" in said) == ("Error" in said)
 
 
-def test_an_end_with_a_word_keeps_it(own):
+def test_an_end_with_a_word_or_a_mistake_of_this_program_is_no_users(own):
     assert ended_by(own.leaves_with_a_word) == "two functions of one name"
-
-
-def test_an_end_or_a_mistake_of_this_program_is_no_users():
     def stop():
         raise SystemExit(130)  # its own way to end
     assert ended_by(stop) == 130

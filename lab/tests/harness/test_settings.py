@@ -346,6 +346,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     assert help_of("late") == (
         "usage: python -m lab train --mitigation late [flags]\n\nWords below, 100%.\n\nMore of "
         "them.\n\noptions:\n  --power float  of late (default 2.0)\n")
+    assert help_of("lora").startswith("--lora: LoRA: train an addition of this rank")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
@@ -428,12 +429,6 @@ def test_what_was_typed_is_in_the_folders_name(argv, name):
 def test_the_parts_that_a_reward_leaves_out_are_known(flags, unpaid):
     """`span` pays them all the same, and a run says so."""
     assert unpaid_parts(flags) == unpaid
-
-
-def test_the_help_of_a_single_flag(capsys):
-    with pytest.raises(SystemExit):
-        read_flags(["--help", "lora"])
-    assert capsys.readouterr().out.startswith("--lora: LoRA: train an addition of this rank")
 
 
 @pytest.mark.parametrize("task", ["examples/own_reward", "examples/own_reward.py"])
