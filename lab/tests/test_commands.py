@@ -107,7 +107,6 @@ TINY = ROOT / "models/tiny"
     ("sample TINY" + " 3" * 999, "and the model takes 1024"),
     ("experiment bord.json", "there is no file bord.json, and no plan of lab/plans has this name"),
     ("warmup --model TINY --size small", "--size has no effect without a new model"),
-    ("warmup --model TINY --rate 0.1", "--rate 0.1 has no effect"),
     ("warmup --size small --out /proc/x", "cannot write /proc/x: No such file or directory"),
     ("train --config expresion", "With the project come lab/recipes/brief.json, lab/recipes/exp"),
     ("train --task gsm8k", "examples.hackable, examples.higher_lower, examples.own_reward, exam"),
