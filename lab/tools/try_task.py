@@ -20,14 +20,17 @@ whether GRPO will learn, from groups of untrained answers to more problems:
     learns the form only    the rewards differ, but not because an answer is right
     cannot                  hardly a group has answers with different rewards
     pays by chance          a blank or a word more, and an answer's reward is another: as by a hash
+    has a hole              one answer earns as much as the best, whatever the problem is
 
 The learning rate is not part of the verdict. The last line is the command that trains. The exit
 status is 0 if it learns, 1 at another verdict, and 2 if there is none.
 """
+import os
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +47,16 @@ from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import OPTIONS, LabSettings, make_settings
 from lab.harness.tasks import score_again
-from lab.tools.prospects import LEARNS, Group, verdict
+from lab.tools.prospects import LEARNS, Blind, Group, answer_by, rule_of, verdict
 from run import read_lines
 
 SHOWN = 3            # prompts
 LONGEST = 1500       # characters of a prompt or an answer that are shown
 FEW_PROBLEMS = 2     # of the step of a large model
 WITH_MORE = 16       # answers to a problem that are scored again with a blank or a word more
+TRIED = 30           # rules, as the answer to problems to which they were not sampled
+BLIND_PROBLEMS = 16  # by which one of them is chosen, and as many on which it is judged
+LATER = 1000         # the step whose problems these are
 WORD = "so"          # before an answer it leaves what is answered as it is
 FLAGS = {"problems": Flag(32, "problems to which groups of answers are sampled for the verdict",
                           least=4, most=10_000),
@@ -86,8 +92,9 @@ def main(argv: list[str]) -> int:
     show_status("answers are sampled")
     batch = policy.ask(problems, 1, derived_seed("try", settings.seed))
     show_answers(batch, [policy.task.prompt_for(problem) for problem in problems])
-    word, reason = verdict(sampled_groups(policy, settings, own.problems), settings.questions,
-                           policy.task.knows_success)
+    groups, earned = sampled_groups(policy, settings, own.problems)
+    blind = None if has_turns(policy.task) else best_blind(earned, policy.task, settings.seed)
+    word, reason = verdict(groups, settings.questions, policy.task.knows_success, blind)
     is_large = policy.model.is_large
     del policy  # the step below needs its memory
     questions = min(FEW_PROBLEMS, settings.questions) if is_large else settings.questions
@@ -191,9 +198,11 @@ def indented(text: str) -> str:
     return textwrap.indent(shown, "  | ", lambda line: True)
 
 
-def sampled_groups(policy: Policy, s: LabSettings, count: int) -> list[Group]:
-    """Groups of answers to the problems of the first steps, without any training."""
-    groups = list[Group]()
+def sampled_groups(policy: Policy, s: LabSettings, count: int
+                   ) -> tuple[list[Group], dict[str, float]]:
+    """Groups of answers to the problems of the first steps, without any training; and what each
+    answer has earned as a rule, in all groups together."""
+    groups, earned = list[Group](), Counter[str]()
     for step in range(1, 1 + -(-count // s.questions)):
         show_status(f"sampled answers to {len(groups)} of {count} problems")
         wanted = min(s.questions, count - len(groups))
@@ -206,9 +215,25 @@ def sampled_groups(policy: Policy, s: LabSettings, count: int) -> list[Group]:
             reward, right = (column.cpu()[rows].double().numpy()
                              for column in (batch.reward, batch.scores["answer"]))
             texts = [batch.answers[row] for row in rows.nonzero().flatten().tolist()]
+            for text, value in zip(texts, reward):
+                earned[rule_of(text, policy.task.show(problem))] += float(value)
             more = [] if has_turns(policy.task) else with_more(policy, problem, texts, reward)
             groups.append(Group(reward, right, np.array(more).reshape(-1, 3)))
-    return groups
+    return groups, earned
+
+
+def best_blind(earned: dict[str, float], task: Any, seed: int) -> Blind:
+    """The best answer that ignores the problem, among the rules that have earned most. One half of
+    new problems chooses it, and the other half says what it earns."""
+    problems = task.training_problems(seed, LATER, 2 * BLIND_PROBLEMS)
+
+    def earns(rule: str, asked: list[Any]) -> float:
+        return float(np.mean([float(task.score(one, answer_by(rule, task.show(one)))["reward"])
+                              for one in asked]))
+
+    rules = sorted(earned, key=lambda rule: -earned[rule])[:TRIED]
+    best = max(rules, key=lambda rule: earns(rule, problems[:BLIND_PROBLEMS]))
+    return Blind(best, earns(best, problems[BLIND_PROBLEMS:]))
 
 
 def with_more(policy: Policy, problem: Any, texts: list[str], rewards: np.ndarray
@@ -227,8 +252,9 @@ def one_step(planned: Json, questions: int) -> Json:
         own = {"questions": questions, "steps": 1, "eval_every": 0, "checkpoint_every": 0,
                "change_every": 0, "out": out}
         flags = [f"--{name}={typed(value)}" for name, value in (planned | own).items()]
-        made = subprocess.run([sys.executable, "-m", "lab", "train", *flags], cwd=PROJECT,
-                              capture_output=True, text=True)
+        here = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), *sys.path])}
+        made = subprocess.run([sys.executable, "-m", "lab", "train", *flags], env=here,
+                              capture_output=True, text=True)  # so a path means the same file
         if made.returncode:
             raise UserError(made.stderr.strip().removeprefix("lab train: ")
                             or f"the step ended with status {made.returncode}")
@@ -245,7 +271,12 @@ def about_step(line: Json, s: LabSettings, questions: int) -> list[str]:
             f"{line['reward']:.2f}, and {line['finished']:.0%} of the answers end before "
             f"{s.max_new_tokens} tokens."]
     counted = "" if questions == s.questions else f" with {s.questions} problems"
-    said.append(f"A step takes about {seconds:.0f} s{counted}, so {s.steps} steps take about "
-                f"{max(1, round(seconds * s.steps / 60))} min, without evaluations. At most "
-                f"{(line['peak_memory_bytes'] or 0) / 1e9:.1f} GB of memory were taken.")
+    memory = (line["peak_memory_bytes"] or 0) / 1e9
+    said.append(f"A step takes about {two_digits(seconds)} s{counted}, so {s.steps} steps take "
+                f"about {max(1, round(seconds * s.steps / 60))} min, without evaluations. At most "
+                f"{two_digits(memory)} GB of memory were taken.")
     return [textwrap.fill(sentence, 100) for sentence in said]
+
+
+def two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

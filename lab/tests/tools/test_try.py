@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT, refusal
 from lab.harness.settings import make_settings
 from lab.tools import try_task
-from lab.tools.prospects import (CANNOT, CHANCE, FORM, LEARNS, Group, paid_for_being_right, verdict)
+from lab.tools.prospects import (CANNOT, CHANCE, FORM, HOLE, LEARNS, Blind, Group, answer_by,
+                                 paid_for_being_right, rule_of, verdict)
 from lab_runs import run
 from runs import lines
 
@@ -19,7 +20,7 @@ SMALL = ["--questions", "3", "--answers", "4", "--max_new_tokens", "48", "--thre
 
 
 def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
-    assert try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2", "--problems", "4"]) == 0
+    assert try_task.main(["examples/own_reward.py", *SMALL, "--seed", "2", "--problems", "4"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     words = said.partition("To train: python -m lab train ")[2].split()
     run(*words, "--steps", 1, "--eval_every", 0, "--out", tmp_path / "run")
@@ -30,6 +31,7 @@ def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
     assert f"The mean reward is {step['reward']:.2f}, and {step['finished']:.0%}" in said
     assert len(re.findall(r"Problem \d, as the model reads it: \| <\|im_start\|>user", said)) == 3
     assert said.count(" tokens: |") + said.count("cut off: |") == 3
+    assert "HAS A HOLE: " in said and " / " in said  # any answer that divides is paid
 
 
 def test_the_fields_of_a_script_for_trl_become_flags(capsys, tmp_path):
@@ -135,6 +137,44 @@ def test_a_hash_of_the_words_is_noise_whatever_blanks_are_between_them():
             assert all(one == blank for one, blank, _ in more)
             sampled += groups(1, paid, more=more)
         assert verdict(sampled, 8, True)[0] == word
+
+
+@pytest.mark.parametrize("rewards, earned, word", [
+    ([1, 0, 0, 0], 0.9, HOLE), ([1, 0, 0, 0], 0.84, LEARNS), ([1, 0, 0, 0], 1.0, HOLE),
+    ([1, 0.9, 0.8, 0.8], 0.96, LEARNS),
+    ([1, 0.9, 0.8, 0.8], 1.0, HOLE)])
+def test_a_text_that_earns_most_whatever_the_problem_is_is_a_hole(rewards, earned, word):
+    """The mean of the first rewards is 0.25 and their best 1: of the 0.75 between them the text has
+    to earn 0.6."""
+    sampled = groups(16, rewards, [1, 0, 0, 0])
+    found, said = verdict(sampled, 8, True, Blind("it is 7", earned))
+    assert found == word and ("'it is 7' as the answer to every" in said) == (word == HOLE)
+
+
+def test_a_rule_has_the_places_of_numbers_and_their_letters_for_people():
+    rule = rule_of("80, so 10 * 8 = 80 or 8", "10 8 2, target 60")
+    assert Blind(rule, 1).in_letters == "80, so a * b = 80 or b"
+    assert answer_by(rule, "3 12 7, target 11") == "80, so 3 * 12 = 80 or 12"
+    assert answer_by(rule, "3") == "80, so 3 *  = 80 or "
+
+
+def test_the_best_rule_is_judged_by_problems_that_did_not_choose_it():
+    """Text a is right for the first half of the problems and b for all but one of them."""
+    half = try_task.BLIND_PROBLEMS
+    task = SimpleNamespace(
+        training_problems=lambda seed, step, count: list(range(count)), show=str,
+        score=lambda problem, text: {"reward": float(problem < half if text == "a" else
+                                                     problem > 0)})
+    assert try_task.best_blind({"a": 3.0, "b": 2.0}, task, 0) == Blind("a", 0.0)
+    assert try_task.best_blind({"b": 2.0}, task, 0) == Blind("b", 1.0)
+
+
+def test_a_file_beside_somebody_is_read_in_the_step_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "".join(json.dumps({"nums": [a, 5, 7], "target": a + 12}) + "\n" for a in range(1, 15))
+    (tmp_path / "mine.jsonl").write_text(text)
+    try_task.main(["--data", "mine.jsonl", *SMALL, "--problems", "4"])
+    assert "One step of 3 problems" in capsys.readouterr().out
 
 
 def test_a_reward_that_changes_from_one_scoring_to_the_next_is_not_judged(monkeypatch):
