@@ -120,9 +120,9 @@ def verdict(groups: Sequence[Group], questions: int, knows_success: bool,
     rewards = np.array([one.reward for one in groups])
     if blind is not None and blind.is_hole(rewards):
         return HOLE, (f"{seen}. But {blind.in_letters!r} as the answer to every problem earns "
-                      f"{blind.reward:.2f}, and the sampled answers {rewards.mean():.2f}: the model "
-                      "may learn to write it, whatever the problem is, and the reward should not "
-                      "pay it.")
+                      f"{blind.reward:.2f}, and the sampled answers {rewards.mean():.2f}: the "
+                      "model may learn to write it, whatever the problem is, and the reward should "
+                      "not pay it.")
     if not knows_success:
         return LEARNS, f"{seen}. The task does not say which answers are right."
     return LEARNS, (f"{seen}, {teach_right:.1f} of them because an answer is right. Of all answers "
