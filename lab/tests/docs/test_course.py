@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import ROOT, project_files
+from conftest import ROOT, copy_of_the_book, project_files
 from docs import pictures
 from lab.probes.claim_rules import success_by_seed
 from lab.tools import diagnose
 from lab_runs import block, copy_project, printed_by_each, program
-from runs import arrays, lines
+from runs import arrays, lines, typed
 from stored import stored_gain
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
@@ -124,46 +124,24 @@ def test_the_table_of_page_1_is_the_stored_one():
         assert re.search(words.format(*shares), " ".join(page.split()))
 
 
-BROKEN = """
-import json, sys
-import numpy, safetensors.torch, tokenizers, torch
-for folder, flags in json.loads(sys.argv[1]):
-    sys.path.insert(0, folder)
-    import train
-    try:
-        train.main(flags)
-    except train.UserError as error:
-        print("ENDED", flags[-1], error)
-    sys.path.remove(folder)
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(folder + "/"):
-            del sys.modules[name]
-"""
-STEP = ["--model", str(ROOT / "models/tiny"), "--questions", "8", "--answers", "8", "--micro_batch",
-        "8", "--steps", "1", "--eval_every", "0", "--checkpoint_every", "0"]
+STEP = ["--questions", "8", "--answers", "8", "--micro_batch", "8", "--steps", "1",
+        "--eval_every", "0", "--checkpoint_every", "0", "--out", "run"]
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """By the row of page 8's table: metrics and advantages of a step with this mistake, and what
-    ended the run."""
-    place = tmp_path_factory.mktemp("broken")
-    code = block(MISTAKES, "# break_it.py")
-    mistakes = [None, *mistakes_of(code)]
-    commands = []
+    """By the row of page 8's table: the metrics of a step with this mistake, what the run said, and
+    its folder."""
+    found, mistakes = {}, [None, *mistakes_of(block(MISTAKES, "# break_it.py"))]
     for row, mistake in zip(("right", "C", "A", "F", "E", "B", "D"), mistakes, strict=True):
-        (place / f"copy {row}").mkdir()
-        folder = copy_project(place / f"copy {row}")
+        folder = copy_of_the_book(tmp_path_factory.mktemp(row))
         if mistake:
             text = (folder / "grpo.py").read_text()
             assert text.count(mistake[0]) == 1, mistake
             (folder / "grpo.py").write_text(text.replace(*mistake))
-        commands.append([str(folder), [*STEP, "--out", str(place / row)]])
-    said = program(place, "-c", BROKEN, json.dumps(commands))
-    ended = {Path(where).name: error for where, error in re.findall(r"ENDED (\S+) (.*)", said)}
-    return {Path(flags[-1]).name: (lines(Path(flags[-1]) / "metrics.jsonl"),
-                                   ended.get(Path(flags[-1]).name, ""),
-                                   Path(flags[-1])) for _, flags in commands}
+        _, said = typed(folder, "train.py", *STEP)
+        found[row] = lines(folder / "run/metrics.jsonl"), said, folder / "run"
+    return found
 
 
 def mistakes_of(code: str) -> list[tuple[str, str]]:
@@ -194,11 +172,11 @@ def rows_of_page_8() -> dict[str, list[str]]:
 def test_a_mistake_of_page_8_shows_what_its_row_says(row, broken):
     """To the digits of the page, plus or minus a few of the last one."""
     loss, norm, gap, advantages = rows_of_page_8()[row][:4]
-    metrics, ended, folder = broken[row]
+    metrics, said, folder = broken[row]
     if not loss:  # the run ends in its first step
-        assert not metrics and f"differ by {gap} a token" in ended
+        assert not metrics and f"differ by {gap} a token" in said
         return
-    assert not ended and metrics[0]["sampler_gap"] < 1e-5
+    assert metrics[0]["sampler_gap"] < 1e-5
     assert metrics[0]["loss"] == pytest.approx(float(loss), abs=0.002)
     assert metrics[0]["gradient_norm"] == pytest.approx(float(norm), rel=0.02)
     low, high = map(float, advantages.split(" to "))
