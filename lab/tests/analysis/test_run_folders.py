@@ -39,7 +39,10 @@ def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
     assert not Run(run).is_done
 
 
-def test_a_run_that_was_typed_wrongly_is_named(tmp_path):
+def test_a_run_that_was_typed_wrongly_is_named(tmp_path, monkeypatch):
+    (tmp_path / "runs/one").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert refusal(existing, "one") == "one does not exist; did you mean runs/one?"
     (tmp_path / "random-grpo-s0").mkdir()
     said = refusal(existing, str(tmp_path / "random-grpo-s1"))
     assert said.endswith(f"did you mean {tmp_path / 'random-grpo-s0'}?")

@@ -197,10 +197,6 @@ def test_editors_and_uv_are_told_the_same_packages():
     assert cited and said["tool"]["uv"]["package"] is False
 
 
-def all_pages():
-    return project_files("**/*.md")
-
-
 def test_what_guesses_would_solve():
     """All 192 expressions of each of the 250 problems of docs/reference/a_run.md are tried. A guess
     is any of them with equal probability, and guesses are independent."""
@@ -222,7 +218,7 @@ def test_what_guesses_would_solve():
 
 def test_every_test_that_a_page_names_exists():
     """A promise is kept by the test beside it."""
-    named = {(page, *name) for page in all_pages()
+    named = {(page, *name) for page in project_files("**/*.md")
              for name in re.findall(r"`([\w/]*tests/[\w/]+\.py)::(\w+)`", page.read_text())}
     assert len(named) > 15
     for page, path, test in named:
@@ -231,7 +227,7 @@ def test_every_test_that_a_page_names_exists():
 
 def test_every_link_of_a_page_leads_somewhere():
     """Files that a page links to exist, and so do the headings behind a #."""
-    for page in all_pages():
+    for page in project_files("**/*.md"):
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
             if link.startswith("http"):
                 continue

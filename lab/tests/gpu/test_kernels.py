@@ -17,9 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
                 allow_module_level=True)
 pytest.importorskip("triton")
 
-from lab import gpu  # noqa: E402
 from lab.engine import sampler  # noqa: E402
-from lab.engine.forward import response_log_probs  # noqa: E402
 from lab.engine.model import Qwen2  # noqa: E402
 from qwen2_model import rotary, rotate  # noqa: E402
 from lab.engine.sampler import Start, generate  # noqa: E402
@@ -154,14 +152,3 @@ def test_answers_are_those_of_torch(small_model, monkeypatch, reply):
     found = generate(model, prompts, **request)
     for name, values in vars(expected).items():
         close(vars(found)[name], values, atol=1e-5, rtol=1e-5)
-
-
-def test_the_forward_pass_uses_them(small_model, rollouts, monkeypatch):
-    """`token_log_probs` of lab/gpu calls the kernels where `has_kernels` says so."""
-    monkeypatch.setattr(model_on_gpu, "has_kernels", lambda dtype, device: True)
-    monkeypatch.setattr("lab.engine.log_probs.token_log_probs", gpu.token_log_probs)
-    called = []
-    monkeypatch.setattr(kernels, "LogProbsByKernels", type("Watched", (), {
-        "apply": lambda *inputs: called.append(inputs) or torch.zeros(len(inputs[2]))}))
-    response_log_probs(small_model, rollouts, torch.tensor([0, 1]))
-    assert len(called) == 1

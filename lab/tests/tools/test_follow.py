@@ -170,12 +170,6 @@ def test_credit_is_measured_in_a_run_of_the_book(follow_it, tmp_path):
     assert "V after - V before" in said and "lab/credit/monte_carlo.py" in said
 
 
-def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, monkeypatch):
-    (tmp_path / "runs/one").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert refusal(follow_it, "one") == "one does not exist; did you mean runs/one?"
-
-
 def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
     """Two answers of two tokens, advantages that are no z-score; nothing of parts, entropy or the
     loss."""
