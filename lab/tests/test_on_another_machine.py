@@ -1,17 +1,14 @@
 """A machine unlike ours: torch's plainest kernels, no /proc and nothing that Linux alone has, the
 locale C, a home that cannot be written, and a path with a blank and an umlaut."""
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, project_files
+from lab_runs import copy_project
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("*.py", "models/tiny/*", "lab/*.py", "lab/engine/*.py", "lab/credit/*.py",
-         "lab/harness/*.py", "lab/analysis/*", "lab/tools/**/*.py")
 # Takes away what other systems do not have, and then runs the program.
 WITHOUT_LINUX = """
 import builtins, ctypes, io, os, runpy, sys, threading
@@ -47,12 +44,8 @@ runpy.run_path(script, run_name="__main__")
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere") / "mein Häuschen"
-    for pattern in PARTS:
-        for path in project_files(pattern):
-            place = folder / path.relative_to(ROOT)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, place)
-    return folder
+    folder.mkdir()
+    return copy_project(folder, "models")
 
 
 def there(folder, *command):
