@@ -2,6 +2,7 @@
 with those that are there. A recorded step waits for no value, takes nothing from the CPU, and finds
 its tensors where they were."""
 import contextlib
+from unittest.mock import MagicMock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -68,9 +69,6 @@ def refuse_waits(name, args, crosses, leaves):
 
 
 class TwoDevices(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is torch.device:
@@ -136,14 +134,6 @@ class Graph:
         self.is_new = False
 
 
-class Stream:
-    def __init__(self, device=None):
-        pass
-
-    def wait_stream(self, other):
-        pass
-
-
 @contextlib.contextmanager
 def second_device(monkeypatch):
     step, to = Decoding.step, torch.nn.Module.to
@@ -161,13 +151,13 @@ def second_device(monkeypatch):
 
     monkeypatch.setattr(Decoding, "step", noted)
     monkeypatch.setattr(torch.nn.Module, "to", move)
-    for name, stand_in in {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream,
+    for name, stand_in in {"CUDAGraph": Graph, "current_stream": lambda device: MagicMock(),
                            "stream": lambda stream: contextlib.nullcontext(),
                            "empty_cache": lambda: None, "device_count": lambda: 1,
                            "set_device": lambda device: None, "synchronize": lambda *_: None,
                            "max_memory_allocated": lambda *_: 0,
                            "reset_peak_memory_stats": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(cuda_graph, "side_stream", Stream)
+    monkeypatch.setattr(cuda_graph, "side_stream", lambda device: MagicMock())
     with TwoDevices():
         yield

@@ -85,20 +85,15 @@ def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
 FLAGS = [*SHORT, "--steps", "2", "--eval_every", "2", "--eval_tasks", "4"]
 
 
-def tracked(folder):
-    """The lines on record of a run of two steps that lost the second checkpoint, and was resumed
-    for a third step; and what it said."""
-    said = run(*FLAGS, "--track", "tensorboard", "--out", folder).stdout
-    shutil.rmtree(folder / "checkpoints/step_000002")
-    run("--resume", folder, "--steps", "3")
-    return lines(folder / "metrics.jsonl"), lines(folder / "evaluations.jsonl"), said
-
-
 def test_tensorboard_shows_each_step_once(tmp_path):
+    """Of a run of two steps that lost the second checkpoint, and was resumed for a third step."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator",
                                  reason=INSTALL)
     folder = tmp_path / "run"
-    steps, evaluations, said = tracked(folder)
+    said = run(*FLAGS, "--track", "tensorboard", "--out", folder).stdout
+    shutil.rmtree(folder / "checkpoints/step_000002")
+    run("--resume", folder, "--steps", "3")
+    steps, evaluations = (lines(folder / f"{name}.jsonl") for name in ("metrics", "evaluations"))
     assert f"tensorboard --logdir {tmp_path}" in said
     shown = events.EventAccumulator(str(folder / "tensorboard")).Reload()
 
