@@ -22,12 +22,15 @@ def arm_of(*means):
     return {seed: run_of(mean, mean) for seed, mean in enumerate(means)}
 
 
-def test_a_run_without_steps_is_no_pair_and_of_two_lengths_the_first_steps_are():
+def test_a_run_without_steps_or_known_success_is_no_pair_and_of_two_lengths_the_first_steps_are():
     plain = {0: run_of(0.1, 0.3), 1: run_of(0.1, 0.3), 2: run_of()}
     found = gain_over({0: run_of(0.4, 0.6), 2: run_of()}, plain)
     assert found.seeds == (0,) and found.estimate.value == pytest.approx(0.3)
     assert found.verdict == "one seed: no verdict"
     assert gain_over({1: run_of(0.4)}, plain).estimate.value == pytest.approx(0.3)
+    known, unknown = arm_of(0.5, 0.6), arm_of(None, None)
+    assert gain_over(known, unknown).verdict == "nothing to compare"
+    assert not gain_over(unknown, unknown).pairs
 
 
 def paid_arm(tokens, extra=None, seconds=(1.0,) * 5, **config):
@@ -130,12 +133,6 @@ def test_a_single_pair_is_no_test():
     found = gains({"three": (mine, ZEROS), "single": ({0: mine[0]}, ZEROS)}, AT_THE_END)
     assert found["three"].p == gain_over(mine, ZEROS, AT_THE_END).p
     assert np.isnan(found["single"].p) and found["single"].verdict == "one seed: no verdict"
-
-
-def test_runs_whose_success_is_not_known_are_no_pair():
-    known, unknown = arm_of(0.5, 0.6), arm_of(None, None)
-    assert gain_over(known, unknown).verdict == "nothing to compare"
-    assert not gain_over(unknown, unknown).pairs
 
 
 def test_pairs_that_agree_by_luck_are_no_proof():

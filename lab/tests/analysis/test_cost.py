@@ -10,10 +10,13 @@ MINE, THEIRS = np.array([0.2, 0.6, 0.9, 1.0]), np.array([0.2, 0.3, 0.4, 0.5])
 PAIRS = [(MINE, THEIRS + seed / 100) for seed in range(4)]  # theirs gain up to 3 points
 
 
-def test_the_last_step_counts_by_the_part_that_the_budget_covers():
-    """1 x 0 + 0.5 x 1, over 1.5; and 2 x 0.5 + 1 x 0.8, over 3."""
+def test_each_step_counts_by_what_it_cost_and_the_last_by_what_the_budget_covers():
+    """1 x 0 + 0.5 x 1, over 1.5; and 2 x 0.5 + 1 x 0.8, over 3. And 3 x 0.2 + 1 x 0.6 over 4, for
+    the four steps of theirs."""
     assert success_for(np.array([0.0, 1.0]), 1.0, 1.5) == pytest.approx(1 / 3)
     assert success_for(np.array([0.5, 0.8]), np.array([2.0, 2.0]), 3) == pytest.approx(1.8 / 3)
+    dear_first = np.array([3.0, 1.0, 1.0, 1.0])
+    assert difference_for((MINE, THEIRS), (dear_first, 1.0)) == pytest.approx(0.3 - 0.35)
 
 
 def test_the_dearer_run_is_cut_where_the_cheaper_one_ends():
@@ -24,12 +27,6 @@ def test_the_dearer_run_is_cut_where_the_cheaper_one_ends():
     assert difference_for((MINE, THEIRS[:2]), (1.0, 1.0)) == pytest.approx(0.4 - 0.25)
     assert difference_for((MINE[:2], THEIRS), (2.0, 1.0)) == pytest.approx(0.4 - 0.35)
     assert difference_for((MINE[:2], THEIRS[:3]), (2.0, 1.0)) == pytest.approx(1 / 3 - 0.3)
-
-
-def test_each_step_counts_by_what_it_cost():
-    """3 x 0.2 + 1 x 0.6 over 4, for the four steps of theirs."""
-    dear_first = np.array([3.0, 1.0, 1.0, 1.0])
-    assert difference_for((MINE, THEIRS), (dear_first, 1.0)) == pytest.approx(0.3 - 0.35)
 
 
 def test_a_gain_and_the_ratio_of_the_costs_are_over_the_pairs():

@@ -207,14 +207,10 @@ def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, file, sai
         assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
 
 
-def test_a_plan_that_names_no_number_of_threads_takes_any(run):
+def test_a_plan_takes_any_number_of_threads_and_a_setting_that_an_earlier_version_had_not(run):
+    """The setting had its default."""
     run.flags[1] = "0"
     write_run(run, threads=2)
-    assert finished_run(run) is not None
-
-
-def test_a_setting_that_an_earlier_version_did_not_have_had_its_default(run):
-    write_run(run)
     path = run.folder / "config.json"
     path.write_text(path.read_text().replace('"kl": 0.0, ', ""))
     assert "kl" not in json.loads(path.read_text()) and finished_run(run) is not None

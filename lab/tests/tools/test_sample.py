@@ -150,11 +150,8 @@ def test_a_table_by_hand():
     assert low == 0  # a share is not below 0
     assert [*pass_at_k_table({"one": [1, 2]}, 3).columns] == ["tries, k", "one"]
     assert [row[0] for row in pass_at_k_table({"one": [1, 2]}, 3).rows] == [1, 2, 3]
-
-
-def test_the_interval_is_over_the_problems():
-    """Ten problems, five always and five never solved: the standard error is sqrt(0.25 / 9), and t
-    with nine degrees of freedom is 2.262."""
+    # ten problems, five always and five never solved: the standard error is sqrt(0.25 / 9), and t
+    # with nine degrees of freedom is 2.262
     table = pass_at_k_table({"one": [2] * 5 + [0] * 5}, 2)
     assert table.rows[0][1].low == pytest.approx(0.5 - 2.262 * (0.25 / 9) ** 0.5, abs=1e-3)
 
