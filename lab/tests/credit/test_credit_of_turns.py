@@ -227,15 +227,11 @@ def test_luck_is_taken_out_of_rewards_of_turns_by_hand():
     torch.testing.assert_close(found, expected * MASK)
 
 
-@pytest.fixture(scope="module")
-def policy():
-    return load_policy(make_settings({"model": str(ROOT / "models/guesser"), "answers": "16"}))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("has_redraw", [False, True])
-def test_sampled_values_are_the_exact_ones(policy, monkeypatch, has_redraw):
+def test_sampled_values_are_the_exact_ones(monkeypatch, has_redraw):
     """Before and after each turn, with k continuations for each answer that comes there."""
+    policy = load_policy(make_settings({"model": str(ROOT / "models/guesser"), "answers": "16"}))
     if has_redraw:
         monkeypatch.setattr(Task, "redraw", redraw_game, raising=False)
     batch = policy.ask([Game(secret, str(secret)) for secret in (1, 3, 4, 6, 7)], 8, seed=2)

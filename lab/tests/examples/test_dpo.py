@@ -120,12 +120,6 @@ def test_the_best_and_the_worst_of_each_group():
     assert dpo.best_and_worst(batch).shape == (0, 2)
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """A run of two steps on its own answers, when it has ended."""
-    return trained(tmp_path_factory.mktemp("dpo") / "own", steps=2, checkpoint_every=1)
-
-
 def test_a_batch_of_pairs_is_the_text_of_the_file():
     """The better answer first, whatever our reward says, and with the numbers of the model."""
     pairs, model = [read(pair) for pair in (PAIR, OTHER)], load_model(TINY)
@@ -213,8 +207,9 @@ def test_a_step_without_pairs_moves_nothing(tmp_path, monkeypatch):
     assert line["pairs"] == 0 and line["gradient_norm"] is None
 
 
-def test_the_record_is_a_runs_and_a_stopped_run_goes_on(own, tmp_path):
+def test_the_record_is_a_runs_and_a_stopped_run_goes_on(tmp_path):
     """Of pairs that were given it keeps a copy, so a change of their file changes nothing."""
+    own = trained(tmp_path / "own", steps=2, checkpoint_every=1)
     analyze.main([str(own), "--output_dir", str(tmp_path / "page")])
     page = (tmp_path / "page/page.html").read_text()
     assert "the advantage dpo" in page and "Where the gradient went" in page

@@ -1,11 +1,10 @@
 """What a run of the lab is made of: which files are copied; a resumed run says what has changed,
 and goes on; what did not change is never named."""
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, refusal
+from conftest import ROOT, refusal, write_lines
 
 import lab.tools.page as analyze
 from lab.countdown import Task
@@ -188,18 +187,13 @@ def test_another_tokenizer_is_told(whole, tmp_path):
     assert "is not the tokenizer that the run was made with" in refusal(read_tokenizer, folder)
 
 
-@pytest.fixture
-def data(tmp_path):
-    path = tmp_path / "problems.jsonl"
-    problems = [{"nums": [a, b, 5], "target": a + b + 5} for a in range(2, 9) for b in range(2, 9)]
-    path.write_text("\n".join(map(json.dumps, problems)))
-    return path
-
-
 ONE_STEP = [*SHORT, "--steps", "1"]
 
 
-def test_a_file_that_a_flag_names_and_a_model_that_have_changed_are_named(data, learner, tmp_path):
+def test_a_file_that_a_flag_names_and_a_model_that_have_changed_are_named(learner, tmp_path):
+    data = tmp_path / "problems.jsonl"
+    write_lines(data, [{"nums": [a, b, 5], "target": a + b + 5} for a in range(2, 9)
+                       for b in range(2, 9)])
     model = shutil.copytree(learner, tmp_path / "model")
     run(*ONE_STEP, "--data", data, "--out", tmp_path / "x", "--model", model)
     data.write_text(data.read_text().replace("[2, 2, 5]", "[2, 2, 6]"))

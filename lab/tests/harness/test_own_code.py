@@ -26,10 +26,6 @@ def settings_of(argv):
     return make_settings(read_flags(argv))
 
 
-def misspelled(rollouts):
-    return 1 + rollouts.logprob
-
-
 class Even:
     """The same weight for all, and whatever metrics."""
     def __init__(self, policy):
@@ -55,7 +51,7 @@ def said_of(monkeypatch, tmp_path):
 
 
 def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch, tmp_path):
-    put_in(monkeypatch, misspelled, "mine")
+    put_in(monkeypatch, lambda rollouts: 1 + rollouts.logprob, "mine")
     with pytest.raises(AttributeError, match="has no attribute 'logprob'"):
         run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     assert list(tmp_path.iterdir()) == []

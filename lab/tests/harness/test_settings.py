@@ -176,13 +176,6 @@ def write(path, values: dict):
 
 
 @pytest.fixture
-def model(tmp_path):
-    """A model folder as far as settings look into it: a recipe for Countdown."""
-    write(tmp_path / "recipe.json", COUNTDOWN)
-    return str(tmp_path)
-
-
-@pytest.fixture
 def own_choices(monkeypatch):
     """Whoever registers choices in a test leaves none behind."""
     for choices in (MITIGATIONS, ADVANTAGES):
@@ -320,7 +313,7 @@ def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, 
         f"there are two my_idea, {file}:4 and {file}:9: one needs another name")
 
 
-def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices, tmp_path, model):
+def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices, tmp_path):
     @mitigation
     def late(rollouts, *, power: Positive = 2.0):
         """
@@ -331,9 +324,10 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
     def help_of(*topic):
         with pytest.raises(SystemExit):
-            read_flags(["--model", model, "--config", config, "--help", *topic])
+            read_flags(["--model", str(tmp_path), "--config", config, "--help", *topic])
         return capsys.readouterr().out
 
+    write(tmp_path / "recipe.json", COUNTDOWN)
     config = write(tmp_path / "c.json", {"steps": 8})
     printed = help_of("all")
     assert help_of() == printed

@@ -148,7 +148,7 @@ def test_other_stored_numbers_are_what_their_experiments_printed():
 
 
 def test_the_claim_on_filler_and_format_by_hand():
-    found = found_in_nothing("filler_and_format")
+    found = claims.judged(BY_NAME["filler_and_format"], Evidence([None]))
     runs = stored_results("claims")["filler_and_form"]["values"]
     gains = [statistics.mean(runs[f"without words-s{seed}"][5:]) - statistics.mean(
         runs[f"plain-s{seed}"][5:]) for seed in range(3)]
@@ -156,11 +156,6 @@ def test_the_claim_on_filler_and_format_by_hand():
     mean = statistics.mean(gains)
     assert found.figure.startswith(f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})")
     assert found.verdict == NOT_SEEN
-
-
-def found_in_nothing(name):
-    """A claim that looks at no run."""
-    return claims.judged(BY_NAME[name], Evidence([None]))
 
 
 def test_every_stored_claim_is_judged_without_a_token(tmp_path):

@@ -11,8 +11,6 @@ from conftest import refusal
 
 from lab.analysis.run_folders import Run, read_credit
 from lab.engine.tokens import KINDS, load_tokenizer
-from lab.harness.build import load_policy
-from lab.harness.settings import make_settings
 from runs import edit_config
 from lab.tools import follow
 from lab.tools.follow import CreditOfToken, credit_interval, in_short, measure_credit
@@ -25,11 +23,6 @@ def batch(recorded):
     return read_credit(recorded, STEP, load_tokenizer(recorded))
 
 
-@pytest.fixture(scope="module")
-def policy(recorded):
-    return load_policy(make_settings({"config": f"{recorded}/config.json"}))
-
-
 def uncertain_token(batch):
     """(answer, index) of the token with the largest entropy that is not the first of its answer."""
     entropy = (batch.entropy * batch.mask).clone()
@@ -37,7 +30,7 @@ def uncertain_token(batch):
     return divmod(int(entropy.argmax()), entropy.shape[1])
 
 
-def test_it_is_the_difference_of_two_means(recorded, policy, batch, monkeypatch):
+def test_it_is_the_difference_of_two_means(recorded, batch, monkeypatch):
     """Rewards 0 0 1 1 before the token and 1 1 1 0 after it. With 0 and 1.1, the highest reward on
     record, they have the means 3.1 / 6 and 4.1 / 6."""
     asked = []
