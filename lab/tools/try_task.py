@@ -174,7 +174,9 @@ def problems_in_a_step(fields: Json) -> int:
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     if not fields.keys() & {*names[:2]}:
         return 0
-    size, times, group = (int(fields.get(name, usual)) for name, usual in zip(names, (8, 1, 8)))
+    size, times, group = (fields.get(name) or usual for name, usual in zip(names, (8, 1, 8)))
+    if {type(size), type(times), type(group)} != {int}:
+        raise UserError(f"{', '.join(names)} should be whole numbers")
     return max(1, size * times // group)
 
 

@@ -51,6 +51,16 @@ def test_the_fields_of_a_script_for_trl_become_flags(capsys, tmp_path):
     assert said.endswith("nothing here: foo\n\n") and "max_steps" not in said
 
 
+@pytest.mark.parametrize("size, times, group, questions", [
+    (16, 2, 4, 8), (4, None, None, 1), (None, 4, 8, 4), (8, 1, 0, 1)])
+def test_problems_in_a_step_are_those_of_trl(size, times, group, questions):
+    fields = {"per_device_train_batch_size": size, "gradient_accumulation_steps": times,
+              "num_generations": group}
+    assert try_task.problems_in_a_step(fields) == questions
+    assert "should be whole numbers" in refusal(
+        try_task.problems_in_a_step, {**fields, "num_generations": "8"})
+
+
 def test_flags_of_config_says_of_each_field_what_the_page_says(capsys, tmp_path):
     page, path = (ROOT / "docs/reference/trl.md").read_text("utf-8"), tmp_path / "config.json"
     rows = re.findall(r"^\| (`\w+ .*) \| (.*) \|$", page, flags=re.M)
