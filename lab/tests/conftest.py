@@ -3,7 +3,6 @@ import dataclasses
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken
@@ -32,17 +31,6 @@ def pytest_collection_modifyitems(items):
     """Slow files first: with several processes the last tests should be short, so that none waits
     for another, and what the tests of a file share is made by one of them."""
     items.sort(key=lambda item: item.path.name not in SLOW)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Every picture is saved as a single pixel, for tests of what stands around pictures. To draw
-    them takes most of an analysis."""
-    def save(figure, path, **_):
-        imsave(path, np.zeros((1, 1, 3)), format="png")
-
-    from matplotlib.image import imsave  # most tests need no matplotlib
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import re
 
 import numpy as np
-import pytest
 from conftest import credit_columns, evaluation, write_log
 
 import lab.tools.page as analyze
@@ -29,7 +28,6 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_path):
     def shown(text, **more):
         return [{"problem": "1 2 make 3", "text": text, "answer": 1, **more}]

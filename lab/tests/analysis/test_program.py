@@ -31,7 +31,6 @@ def test_a_run_without_credit_files_has_its_gains_alone(tmp_path, capsys):
     assert analyze.LEGEND not in html.unescape(page)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
     """A table of one row is left out: a task need not label tokens."""
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
@@ -50,7 +49,6 @@ def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
     assert "by kind:" not in said and "by place:" in said and "<figure" not in said
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
@@ -87,7 +85,6 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, column
     assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out + said)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monkeypatch):
     folder, files = random_log(tmp_path / "run")
     write_lines(folder / "metrics.jsonl", ONE)

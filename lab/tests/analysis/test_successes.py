@@ -116,7 +116,6 @@ def test_the_first_ten_steps_stand_beside_the_last_ten(monkeypatch):
     assert asked == [[*range(1, 11)], [*range(16, 26)], [1, 2, 3], [5, 6, 7]]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_table_is_printed_and_stands_on_the_page_of_countdown(trained, tmp_path, capsys):
     """It does not for another task, without credit files, and where no hit is said."""
     page.main([str(trained)])

@@ -169,7 +169,6 @@ def test_what_a_model_wrote_is_text_and_nothing_else(run_page, visit):
     assert json.dumps(HOSTILE[1]) in account_of(page)[1].text_content()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_path, visit):
     number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
     analyze.main([str(recorded), "--output_dir", str(tmp_path)])

@@ -23,7 +23,7 @@ def test_an_example_that_is_no_program_says_how_it_is_started(name):
         runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
 
 
-def test_no_table_has_a_column_for_a_format(tmp_path, capsys, undrawn):
+def test_no_table_has_a_column_for_a_format(tmp_path, capsys):
     folder = tmp_path / "run"
     run("--task", "examples.own_reward", "--questions", "2", "--answers", "4", "--steps", "1",
         "--eval_tasks", "8", "--out", folder)

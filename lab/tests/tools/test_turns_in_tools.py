@@ -22,7 +22,7 @@ def played(tmp_path_factory):
     return folder
 
 
-def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undrawn):
+def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys):
     run, record = Run(played), read_step(played, 2)
     b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
     answer = answer_of(record, load_tokenizer(played), run.config, run.metrics[1], b)
@@ -64,7 +64,7 @@ def test_a_game_is_played_for_a_person(capsys, monkeypatch):
         "<38;5;245> big</><1>.</>")
 
 
-def test_what_turns_are_paid_is_on_the_page_and_the_task_is_tried(tmp_path, capsys, undrawn):
+def test_what_turns_are_paid_is_on_the_page_and_the_task_is_tried(tmp_path, capsys):
     """The price of a guess, at the end of each turn that no right one ends."""
     flags = ["--model", GUESSER, "--task", "lab.tests.paid_guess", "--questions", "2"]
     train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",

@@ -165,7 +165,7 @@ def played(policy, rows, seed):
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("advantage", [None, "without_luck", turn_mean])
-def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, undrawn):
+def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage):
     """Three games with four answers each, by an environment of TRL's, whose mask has holes. The
     record has them, and the gradient is ours."""
     player, module = str(ROOT / "models/guesser"), "lab.tests.with_trl.guess_rows"
@@ -219,7 +219,7 @@ def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path):
         assert all(torch.equal(flat(a), flat(b)) for a, b in zip(wanted, found, strict=True)), name
 
 
-def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
+def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path):
     """Numbers in the files are those of our model; a text that TRL was rewarded for is what the
     tokens spell. analyze.py makes its tables of them."""
     seen = []
@@ -257,7 +257,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
     assert "Where the gradient went" in (folder / "analysis/page.html").read_text()
 
 
-def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn, capsys):
+def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, capsys):
     folder = tmp_path / "run"
     trained(policy, tmp_path / "out", credit=folder, temperature=0.5)
     batch = read_credit(folder, 1, policy.tokenizer)
@@ -289,7 +289,7 @@ def test_reward_functions_of_one_name_keep_a_column_each():
         "length": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
 
 
-def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, undrawn, capsys):
+def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, capsys):
     """Before the first step an adapter changes nothing; on the way it says what is on record."""
     peft = pytest.importorskip("peft", reason=INSTALL)
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
