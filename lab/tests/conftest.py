@@ -24,13 +24,6 @@ from small import PROMPTS, hand_made
 
 # fixtures of the book's tests
 folder, left_as_found = conftest.folder, conftest.left_as_found
-SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_course.py"}
-
-
-def pytest_collection_modifyitems(items):
-    """Slow files first: with several processes the last tests should be short, so that none waits
-    for another, and what the tests of a file share is made by one of them."""
-    items.sort(key=lambda item: item.path.name not in SLOW)
 
 
 @pytest.fixture

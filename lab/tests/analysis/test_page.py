@@ -99,14 +99,6 @@ def test_answers_on_a_page_are_of_steps_that_are_evenly_spaced(tmp_path):
     assert {one["step"] for one in answers_of(Run(folder))} == {2}  # its change was measured
 
 
-def test_a_table_on_the_page():
-    """Numbers stand on the right, and the first cell says what a row is about."""
-    shown = page_file.section_of(("T", ["name", "n"], [["a<b", "1,234"], ["c", "5"]]))
-    assert ("<thead><tr><th scope=col>name</th><th scope=col class=n>n</th></tr></thead><tbody>"
-            "<tr><th scope=row>a&lt;b</th><td class=n>1,234</td></tr>"
-            "<tr><th scope=row>c</th><td class=n>5</td></tr></tbody>") in shown
-
-
 def test_no_cell_shows_an_undefined_number_or_a_p_of_0():
     assert [shown(p, "p") for p in (0.00099, 0.001, 0.0499)] == ["<0.001", "0.001", "0.050"]
     nan, inf = float("nan"), float("inf")

@@ -143,14 +143,11 @@ def test_the_value_of_a_prefix_is_computed_and_sampled(policy, games):
             assert abs(found - value) <= 4.5 * (value * (1 - value) / k) ** 0.5
 
 
-class Odd(Task):
+def odd_task(answer):
     """The game with another reply."""
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
-
-    def reply(self, problem, turns):
-        return self.answer(problem, turns) if len(turns) < 3 else None
+    task = Task()
+    task.reply = lambda problem, turns: answer(problem, turns) if len(turns) < 3 else None
+    return CheckedTask(task)
 
 
 @pytest.mark.parametrize("answer, said", [
@@ -158,13 +155,13 @@ class Odd(Task):
     (lambda problem, turns: "", "It returned ''"),
     (lambda problem, turns: " zebra", "cannot spell what reply (lab/tests/engine/test_turns.py:")])
 def test_a_reply_that_is_none_is_refused(policy, answer, said):
-    odd = replace(policy, task=CheckedTask(Odd(answer)))
+    odd = replace(policy, task=odd_task(answer))
     assert said in refusal(odd.ask, GAMES[:1], 2, 1)
 
 
 def test_a_reply_that_is_not_the_same_twice_is_refused(policy):
     rng = random.Random(0)
-    odd = replace(policy, task=CheckedTask(Odd(lambda *_: rng.choice((BIG, SMALL)))))
+    odd = replace(policy, task=odd_task(lambda *_: rng.choice((BIG, SMALL))))
     batch = odd.ask(GAMES[:1], 8, 1)
     said = refusal(score_again, batch, odd.task, "odd", odd.environment)
     assert said.startswith("reply (lab/tests/engine/test_turns.py:") and "asked twice" in said
