@@ -28,20 +28,15 @@ class Sampler:
             scores={"reward": torch.tensor(reward).float()}, answers=["x"] * n, texts=[["x"]] * n)
 
 
-def policy_of(sampler):
-    rounds = {1: [3, 2], 2: [4, 1]}
-    task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
-    return SimpleNamespace(task=task, ask=sampler.ask)
-
-
 @pytest.mark.parametrize("most, problems, extra", [
     (1, [0, 1], 0),      # one batch: the group without spread stays
     (2, [0, 3], 4),      # the second batch brings 3
     (3, [0, 3], 4)])     # two are enough, so no third batch is drawn
 def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, problems, extra):
-    sampler = Sampler()
+    rounds = {1: [3, 2], 2: [4, 1]}
+    task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
     drawn = {}
-    source = DynamicSampling(policy_of(sampler), most, drawn)
+    source = DynamicSampling(SimpleNamespace(task=task, ask=Sampler().ask), most, drawn)
     found = source.sample([0, 1], 2, seed=7)
     assert found.problems == problems and drawn["extra_answers"] == extra
     assert found.prompt_ids == [[problem] for problem in problems]

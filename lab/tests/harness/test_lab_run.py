@@ -173,9 +173,10 @@ def test_a_sampler_that_differs_from_the_update_ends_a_run(learner, tmp_path, mo
     assert "log-probs of sampler and update differ by 0.1 a token" in said
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The random numbers of every batch that is sampled, a row for each answer."""
+@pytest.mark.parametrize("seed, answers", [(0, 2), (1, 2), (0, 3), (0, 64)])
+def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
+        learner, tmp_path, monkeypatch, seed, answers):
+    """At each step, for each seed and each size of a batch, sampled and greedy."""
     drawn, rand = [], torch.rand
 
     def noted(*size, **given):
@@ -184,13 +185,6 @@ def drawn(monkeypatch):
         return numbers
 
     monkeypatch.setattr(torch, "rand", noted)
-    return drawn
-
-
-@pytest.mark.parametrize("seed, answers", [(0, 2), (1, 2), (0, 3), (0, 64)])
-def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
-        learner, tmp_path, drawn, monkeypatch, seed, answers):
-    """At each step, for each seed and each size of a batch, sampled and greedy."""
     monkeypatch.setattr("train.OF_ONE_SEED", 5)
     run("--model", learner, "--seed", seed, "--steps", 1, "--eval_every", 1, "--eval_tasks", 9,
         "--questions", 1, "--answers", answers, "--max_new_tokens", 8, "--out", tmp_path / "x")
@@ -199,7 +193,7 @@ def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
     wanted = []
     for first, count in ((0, 5), (5, 4)):
         generator = torch.Generator().manual_seed(derived_seed("evaluation", first))
-        wanted.append(torch.rand(count, 8, generator=generator))
+        wanted.append(rand(count, 8, generator=generator))
     assert evaluated.equal(torch.cat(4 * wanted))
 
 
