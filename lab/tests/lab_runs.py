@@ -3,7 +3,6 @@ import io
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -140,9 +139,3 @@ def printed_by_each(project: Path, codes: dict[str, str]) -> dict[str, str]:
     process."""
     printed = program(project, "-c", EACH, json.dumps(codes))
     return dict(re.findall(r"^PASTED (.*?)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

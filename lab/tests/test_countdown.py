@@ -137,12 +137,9 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert not any(map(is_held_out, task.to_train))
 
 
-def test_half_of_a_character_is_a_word():
-    """A token that has one of the two bytes of a letter is spelt so."""
-    assert in_words(Task().label(["\ufffd", "\ufffd"])) == ["think word", "think word"]
-
-
 def test_an_expression_alone_is_in_the_answer_section_up_to_its_end():
+    """A token that has one of the two bytes of a letter is spelt so, and is a word."""
+    assert in_words(Task().label(["\ufffd", "\ufffd"])) == ["think word", "think word"]
     found = Task(prompt="expression").label([" 3", "*", "(", "so", "</think>", "<|im_end|>"])
     kinds = ("number", "operator", "bracket", "word", "word")
     assert in_words(found) == [*(f"answer {kind}" for kind in kinds), "other end"]

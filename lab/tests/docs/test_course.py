@@ -210,11 +210,6 @@ def test_the_pictures_of_the_course_can_be_drawn_and_are_shown():
         assert f"](../{name}.png)" in page and pictures.PICTURES[name]().axes
 
 
-def test_what_fine_tuning_gained_follows_from_the_value_of_each_seed():
-    page = " ".join(PAGES["2_why_does_a_step_raise_the_reward.md"].split())
-    assert f"[{stored_gain('bridge', 'right_only', 'grpo')}]" in page
-
-
 def test_the_table_of_page_9_follows_from_the_success_of_each_seed():
     found = json.loads((ROOT / "lab/results/page_9/success.json").read_text())
     page = PAGES["9_can_i_use_a_batch_twice.md"]
@@ -244,7 +239,9 @@ def test_each_run_of_page_8_is_diagnosed(run, said, capsys):
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_runs_of_one_command_differ_as_page_10_says():
+def test_numbers_of_pages_2_and_10_follow_from_the_value_of_each_seed():
+    page = " ".join(PAGES["2_why_does_a_step_raise_the_reward.md"].split())
+    assert f"[{stored_gain('bridge', 'right_only', 'grpo')}]" in page
     right = [100 * success.mean() for success in success_by_seed("board", "none").values()]
     page = " ".join(PAGES["10_is_my_idea_better.md"].split())
     assert len(right) == 12 and f"between {min(right):.1f}% and {max(right):.1f}%" in page
@@ -286,8 +283,3 @@ def test_what_a_page_replaces_in_a_function_stands_there():
         source = source_of(function, source_of(outer, text) if outer else text)
         assert source.count(old) == 1, f"{name}: {old} in {function}"
         ast.parse(source.replace(old, new))
-
-
-def test_page_10_tries_the_readmes_idea():
-    page = "docs/course/10_is_my_idea_better.md"
-    assert block(page, "def my_idea") == block("README.md", "def my_idea")

@@ -54,9 +54,11 @@ def project(tmp_path_factory):
     return folder
 
 
-def test_the_readme_and_mitigations_show_the_same_idea():
+def test_the_readme_mitigations_and_page_10_show_the_same_idea():
     docstring = inspect.cleandoc(mitigations.__doc__ or "")
     assert textwrap.indent(block("README.md", "def my_idea").strip(), "    ") in docstring
+    page_10 = "docs/course/10_is_my_idea_better.md"
+    assert block(page_10, "def my_idea") == block("README.md", "def my_idea")
 
 
 ASK = """

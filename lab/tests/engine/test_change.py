@@ -13,15 +13,6 @@ from runs import lines, timeless
 from test_update import row_log_probs, settings
 
 
-def stepped(model, batch, rate=0.25, weight=None, **changed):
-    """The model after a step of plain gradient descent, with its metrics and columns."""
-    copy = copied(model)
-    weight = batch.mask.float() if weight is None else weight
-    sgd = torch.optim.SGD(copy.parameters(), lr=rate)
-    result = update(copy, sgd, batch, weight, settings(**changed), is_measured=True)
-    return copy, *result
-
-
 @pytest.mark.numerics
 @pytest.mark.parametrize("changed", [{}, {"temperature": 0.7}, {"micro_batch": 1, "epochs": 3}])
 def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
@@ -29,7 +20,10 @@ def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
     dropped answer has no change."""
     kept = rollouts.mask & (torch.arange(6) != 1)[:, None]
     rollouts = dataclasses.replace(rollouts, mask=kept)
-    model, _, columns = stepped(small_model, rollouts, **changed)
+    model = copied(small_model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.25)
+    _, columns = update(model, sgd, rollouts, rollouts.mask.float(), settings(**changed),
+                        is_measured=True)
     assert not columns["change"][1].any()
     for row in (0, 2, 3, 4, 5):
         n = int(rollouts.mask[row].sum())

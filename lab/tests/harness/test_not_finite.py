@@ -31,14 +31,6 @@ def saved(folder):
     return sorted(path.name for path in folder.glob("checkpoints/*"))
 
 
-def uneven(ask):
-    def asked(self, *given):
-        rollouts = ask(self, *given)
-        rollouts.scores["reward"] = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
-        return rollouts
-    return asked
-
-
 FLAGS = ["--steps", "4", "--eval_every", "0", "--checkpoint_every", "1"]
 
 
@@ -83,8 +75,15 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
 
 
 def test_a_gradient_that_is_not_finite_is_told(start, monkeypatch):
+    ask = Policy.ask
+
+    def uneven(policy, *given):
+        rollouts = ask(policy, *given)
+        rollouts.scores["reward"] = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
+        return rollouts
+
     monkeypatch.setattr("grpo.policy_loss", lambda *given: policy_loss(*given) * float("inf"))
-    monkeypatch.setattr(Policy, "ask", uneven(Policy.ask))
+    monkeypatch.setattr(Policy, "ask", uneven)
     said = start()
     assert "the gradient is not finite, in step 1 at --learning_rate 0.001; there is no" in said
 

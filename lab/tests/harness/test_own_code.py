@@ -97,14 +97,6 @@ def test_metrics_of_numpy_and_torch_are_numbers_and_null_where_undefined(monkeyp
     assert [line[name] for name in metrics] == [None, 10 ** 20, 0.5, 2.0, None]
 
 
-def takes_nothing():
-    pass
-
-
-def takes_the_policy(rollouts, policy):
-    pass
-
-
 class TakesNothing:
     def __call__(self, rollouts, policy):
         pass
@@ -116,8 +108,9 @@ class CannotBeCalled:
 
 
 @pytest.mark.parametrize("method, wanted", [
-    (takes_nothing, r"\(rollouts, \*, flags\): too many positional arguments"),
-    (takes_the_policy, r"\(rollouts, \*, flags\): missing a required argument: 'policy'"),
+    (lambda: None, r"\(rollouts, \*, flags\): too many positional arguments"),
+    (lambda rollouts, policy: None,
+     r"\(rollouts, \*, flags\): missing a required argument: 'policy'"),
     (TakesNothing, r"\(self, policy, \*, flags\) in __init__: "),
     (CannotBeCalled, r"\(self, rollouts, policy\) in __call__: ")])
 def test_a_method_that_takes_other_arguments_is_told_with_its_place(method, wanted):

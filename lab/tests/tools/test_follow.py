@@ -69,12 +69,6 @@ def a_token(batch):
     return divmod(int(entropy.argmax()), entropy.shape[1])
 
 
-def log_probs_gradient(logits, chosen):
-    logits = logits.clone().requires_grad_()
-    logits.log_softmax(-1)[chosen].backward()
-    return logits.grad
-
-
 @pytest.mark.parametrize("line, words", [
     ({"gradient_norm": 4.0}, "norm 4, above --max_grad_norm 0.5, so it is multiplied by 0.5 / 4 = "
                              "0.125"),
@@ -124,7 +118,9 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
                        trained.sum())
     loss.backward()
     # a step of size 1 at the logits, along the gradient of -N times the loss; without m
-    push = log_probs_gradient(logits.detach(), chosen) @ -logits.grad * trained.sum()
+    again = logits.detach().clone().requires_grad_()
+    again.log_softmax(-1)[chosen].backward()
+    push = again.grad @ -logits.grad * trained.sum()
     at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
     for text, value in (
             (lines["p"][0], p[chosen]), (lines["entropy"][0], -(p * log_probs).sum()),

@@ -58,14 +58,6 @@ def test_the_first_sentence_is_the_verdict():
     assert "its choice of tokens is not seen to differ from a random one: -6.0 (" in of_three
 
 
-def test_the_answer_is_printed_before_the_table(capsys):
-    verdict_of([0.03, 0.05]).print_findings()
-    printed = capsys.readouterr().out
-    assert printed.lstrip().startswith("No difference seen between my_idea and plain GRPO: ")
-    table = printed.index("| my_idea minus")
-    assert printed.index("too few.") < table < printed.index("All arms had")
-
-
 HALF, ALL = [1, 0] * 100, [1] * 200  # which of 200 held-out problems are solved
 
 

@@ -31,7 +31,7 @@ from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tests.with_trl import guess_rows
 from lab.engine.credited import rescaled_weight
-from lab_runs import block, copy_project, free_port, program
+from lab_runs import block, copy_project, program
 from runs import lines
 
 trl = pytest.importorskip("trl", reason=INSTALL)
@@ -346,7 +346,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes",
               "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-              "--main_process_port", str(free_port()), "worker.py", str(ROOT), str(tmp_path)]
+              "--main_process_port", "0", "worker.py", str(ROOT), str(tmp_path)]
     ended = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=300,
                            env={**os.environ, "ACCELERATE_USE_CPU": "true"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
