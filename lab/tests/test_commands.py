@@ -56,13 +56,11 @@ def test_the_lab_started_as_a_folder_says_how_to_start_it():
     assert program(ROOT, "lab", "idea", expect=1) == "start it with: python -m lab\n"
 
 
-def test_a_missing_package_ends_a_command_in_a_sentence(monkeypatch):
-    monkeypatch.setitem(overview.MODULES, "page", "lab.no_such_file")
-    assert "pip install -r requirements.txt" in refusal(overview.main, ["page"])
-
-
-def test_a_matplotlib_that_is_broken_ends_a_command_in_a_sentence(monkeypatch):
+def test_a_package_that_is_missing_or_broken_ends_a_command_in_a_sentence(monkeypatch):
     """Python raises an error where the parent of what is imported is no package."""
+    with monkeypatch.context() as patch:
+        patch.setitem(overview.MODULES, "page", "lab.no_such_file")
+        assert "pip install -r requirements.txt" in refusal(overview.main, ["page"])
     monkeypatch.setitem(sys.modules, "matplotlib", object())
     for name in ("lab.tools.page", "lab.analysis.plots"):
         monkeypatch.delitem(sys.modules, name, raising=False)

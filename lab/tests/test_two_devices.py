@@ -35,15 +35,6 @@ def both_round_alike(monkeypatch):
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
 
 
-def moved(model):
-    """A copy of the model on the second device."""
-    copy = copied(model)
-    for module in copy.modules():
-        for name, value in module._parameters.items():
-            module._parameters[name] = value if value is None else value.data.as_subclass(OnGPU)
-    return copy
-
-
 @pytest.mark.parametrize("request_", [
     dict(answers=5, max_new_tokens=70, temperature=0.7, stop_ids=(2, 4, 9, 17)),
     dict(answers=20, max_new_tokens=40, stop_ids=(2, 4, 9, 17, 30)),
@@ -58,7 +49,11 @@ def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, 
     if vocabulary == "long":
         monkeypatch.setattr(gpu_sampler, "LONG_VOCABULARY", 0)
         monkeypatch.setattr(gpu_sampler, "PART", 8)
-    own = moved(small_model).compute_in(dtype)
+    own = copied(small_model)
+    for module in own.modules():
+        for name, value in module._parameters.items():
+            module._parameters[name] = value if value is None else value.data.as_subclass(OnGPU)
+    own.compute_in(dtype)
     if room == "lab/gpu":
         monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     expected = generate(copied(small_model).compute_in(dtype), PROMPTS, seed=3, **request_)

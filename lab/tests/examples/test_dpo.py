@@ -50,17 +50,6 @@ def read(pair, where="here"):
     return dpo.read_pair(line, where, TASK, TOKENIZER, 60)
 
 
-def moved_reference(monkeypatch):
-    """A reference that is another model, so that pairs have margins from the first step on."""
-    model, reference = load_model(TINY), load_model(TINY).requires_grad_(False)
-    torch.manual_seed(0)
-    for parameter in reference.parameters():
-        parameter += 0.02 * torch.randn_like(parameter)
-    loaded = iter((model, reference))
-    monkeypatch.setattr(dpo, "load_model", lambda folder: next(loaded))
-    return reference
-
-
 def test_the_advantage_of_two_pairs_by_hand():
     """With beta 0.5 the first pair has r(y_w) = 0.5 (-1 + 2) = 0.5 and r(y_l) = 0.5 (-3 + 1) = -1,
     so its margin is 1.5. The second has the margin 0.5 (-0.4 - 0) = -0.2. There are 7 tokens, and
@@ -88,7 +77,13 @@ def summed_log_prob(model, prompt, answer):
 @pytest.mark.numerics
 def test_a_step_against_autograd_of_the_formula(tmp_path, monkeypatch):
     """And the record has the advantage whose policy loss, -sum(A log p) / N, has this gradient."""
-    reference, other = moved_reference(monkeypatch), load_model(TINY)
+    model, reference, other = (load_model(TINY) for _ in range(3))
+    reference.requires_grad_(False)
+    torch.manual_seed(0)
+    for parameter in reference.parameters():  # so pairs have margins from the first step on
+        parameter += 0.02 * torch.randn_like(parameter)
+    loaded = iter((model, reference))
+    monkeypatch.setattr(dpo, "load_model", lambda folder: next(loaded))
     found = gradients_of_steps(monkeypatch)
     trained(tmp_path / "run", questions=2, beta=0.3,
             pairs=written(tmp_path / "pairs.jsonl", PAIR, OTHER))

@@ -58,17 +58,13 @@ def test_an_answer_goes_on_from_the_assistants_last_message(tmp_path, template, 
     assert prompt_of(messages, folder if template else None) == theirs
 
 
-def test_a_prompt_by_hand_and_a_field_that_is_none(tmp_path):
+def test_a_prompt_by_hand_a_field_that_is_none_and_one_of_several_templates(tmp_path):
+    several = [{"name": "tools", "template": "a"}, {"name": "default", "template": "b"}]
+    assert prompt_of([], folder_with(tmp_path, several)) == "b"
     folder = folder_with(tmp_path, QWEN2_5)
     assert prompt_of([{"role": "user", "content": "hi", "tool_calls": None}], folder) == (
         "<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         "<|im_start|>assistant\n")
-
-
-def test_one_of_several_templates_is_the_default(tmp_path):
-    folder = folder_with(tmp_path, [{"name": "tools", "template": "a"},
-                                    {"name": "default", "template": "b"}])
-    assert prompt_of([], folder) == "b"
 
 
 def test_a_folder_without_a_template_and_messages_that_one_does_not_take(tmp_path):

@@ -59,21 +59,17 @@ def looks_often(monkeypatch):
     monkeypatch.setattr(planned_runs, "PAUSE", 0.02)
 
 
-def stop_when(condition):
-    """Sends this process Ctrl-C once the condition holds."""
-    def wait():
-        while not condition():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def test_stopped_and_started_again(planned, capfd):
     """Ctrl-C: the run that is being made is told, and no other is begun. Started again it goes on
     from there, and what is finished is passed over."""
     first, second = planned(steps=500), planned(seed=1)
-    stop_when(lambda: first.steps_made() > 0)
+
+    def stop():
+        while not first.steps_made():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], "the same command", 1)
     assert ended.value.code == 130
