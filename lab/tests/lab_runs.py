@@ -1,4 +1,5 @@
 """Whole runs of the lab in tests: short ones, stopped ones, copies of the project."""
+import ast
 import io
 import json
 import re
@@ -16,6 +17,7 @@ from conftest import ROOT, project_files
 from lab.engine.errors import UserError
 from lab.harness import run as harness_run
 from runs import assert_same_run, status_of
+from small import OWN
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
@@ -105,10 +107,21 @@ def assert_goes_on_the_same(whole: Path, stopped: Path):
     assert_same_run(whole, stopped)
 
 
+def without_own_methods(source: str) -> str:
+    """A file without the methods that a user has added: a page's may have the same names."""
+    own, lines = {name for _, name, _ in OWN}, source.splitlines(keepends=True)
+    for node in reversed(ast.parse(source).body):
+        if getattr(node, "name", "") in own:
+            del lines[min(mark.lineno for mark in node.decorator_list) - 1:node.end_lineno]
+    return "".join(lines)
+
+
 def copy_project(folder: Path, *more: str) -> Path:
     """The program without its tests and models, to be changed; `more` are other packages of it."""
     for path in project_files("*.py"):
         shutil.copy(path, folder)
+    methods = folder / "mitigations.py"
+    methods.write_text(without_own_methods(methods.read_text()))
     left_out = shutil.ignore_patterns("__pycache__", "tests", "results", "reports")
     for package in ("lab", *more):
         shutil.copytree(ROOT / package, folder / package, ignore=left_out)

@@ -12,7 +12,7 @@ import conftest
 from conftest import ROOT
 from countdown_task import Problem
 import lab.credit.weightings  # noqa: F401  fills the lists of choices
-from lab.engine.methods import MITIGATIONS, make
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from grpo import grpo
 from lab.engine.model import Qwen2
 from lab.engine.model_folder import LARGE
@@ -22,9 +22,14 @@ from lab.engine.policy import Forward
 from lab.engine.rollouts import Rollouts, score_answers
 from lab.engine.tokens import ANSWER, NUMBER, encode_prompt
 
-# the project's own methods: what a user has added to them is tested for what it returns alone
+# The tests are of the project's own methods. What a user has added to them is tested for what it
+# returns (test_every_method.py), and is in no other test's way.
 LISTED = set(re.findall(r"^\| `(\w+)` \|",
                         (ROOT / "docs/reference/methods.md").read_text("utf-8"), re.M))
+OWN = [(choices, name, known.pop(name)) for choices in (MITIGATIONS, ADVANTAGES)
+       for known in choices.data.maps  # the lab's, and the book's
+       for name in known.keys() - LISTED
+       if getattr(known[name], "__module__", "credit") in ("mitigations", "grpo", "credit")]
 
 if torch.backends.cpu.get_cpu_capability() != "AVX512":
     # Attention in bfloat16 takes oneDNN's matrix products where the CPU has AMX, and fails unless

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from conftest import INSTALL, ROOT
-from small import (ASKED, LISTED, SPOKEN, copied, facts_behind, fill_beyond_the_mask,
-                   make_weighting, spoken)
+from small import (ASKED, OWN, SPOKEN, copied, facts_behind, fill_beyond_the_mask, make_weighting,
+                   spoken)
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
 from lab.engine.credited import rescaled_weight
 
-WEIGHTINGS = sorted(MITIGATIONS)
+WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
+                       for choices in (MITIGATIONS, ADVANTAGES))
 # lab/tests/credit/test_credit_of_turns.py; and what examples/dpo.py has registered, if it is loaded
-CREDITS = sorted({*ADVANTAGES} - {"turn_credit", "without_luck", "dpo"})
+CREDITS = [name for name in CREDITS if name not in ("turn_credit", "without_luck", "dpo")]
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "vine": {"values_k": 1},
          "measured": {"measured_k": 1, "measured_above": 0.5}}
 
@@ -26,6 +27,16 @@ def credit(policy, name, rollouts):
         return rescaled_weight(chosen, name, rollouts, policy)[0]
     advantage = make(ADVANTAGES[name], FLAGS.get(name, {}), policy)
     return checked_credit(advantage, name, rollouts, policy)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own():
+    """The methods that a user has added, while these tests run."""
+    for choices, name, function in OWN:
+        choices.data[name] = function
+    yield
+    for choices, name, _ in OWN:
+        del choices.data[name]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +64,8 @@ def test_what_holds_for_every_method(policy, plain, name):
         value.requires_grad_()
     found = credit(policy, name, rollouts)
     assert torch.equal(found, plain(name)) and found.isfinite().all() and not found.requires_grad
-    if name in CREDITS and name in LISTED:
+    is_of_project = all(name != added for _, added, _ in OWN)
+    if name in CREDITS and is_of_project:
         is_whole = torch.equal(found, found[:, :1] * rollouts.mask)
         # these are so in an answer of one turn, gae with its default
         assert is_whole == (name in {*WHOLE_ANSWERS, "gae", "turn_mean"})
