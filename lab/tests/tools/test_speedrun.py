@@ -10,13 +10,17 @@ import pytest
 
 from conftest import ROOT
 from countdown_task import Problem, content_of, is_held_out
+from lab.analysis.statistics import mean_over
+from lab.analysis.tables import shown
 from lab.engine.errors import UserError
 from lab.judged_task import Task, is_judged, judged_problems
+from lab.probes.claim_rules import stored_results, success_by_seed
 from lab.tools import speedrun
 from lab.tools.planned_runs import make_runs
 from lab.tools.speedrun import Patch, breaches, lower_bound, planned, share_of_time, verdict
 from lab_runs import run
 from runs import edit_config
+from stored import stored_gain
 
 TINY = dict(prompt="short", numbers="3", max_number=15, max_result=150)
 HEAD = "Two more steps\nclass: any task\n"
@@ -98,6 +102,43 @@ def test_table_has_gains_in_points():
     assert "+2.5 (-3.9 to +8.9)" in text and "43.5%" in text
     void = speedrun.table([line | {"success": [], "of_record": [], "verdict": "void: y"}]).to_text()
     assert "void" in void and "%" not in void.splitlines()[-1]
+
+
+def test_a_row_of_the_page_follows_from_its_attempt():
+    """Attempts that somebody adds need no row."""
+    attempts = {line["patch"]: line for line in speedrun.attempts()}
+    page = (ROOT / "docs/reference/speedrun.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(.*\) \| .* \| (.*) \| (.*) \| .* \| (.*) \|$", page, re.M)
+    assert len(rows) >= 8
+    for name, success, gain, share in rows:
+        line = attempts[name]
+        if line["success"]:
+            gains = mean_over((np.array(line["success"]) - line["of_record"]).tolist())
+            assert success == f"{np.mean(line['success']):.1%}", name
+            assert (gain, share) == (shown(gains, "points"), f"{line['share']:.2f}"), name
+        else:
+            assert (success, gain, share) == ("void", "-", "-"), name
+
+
+ARMS = {"default run 100": "default", "recipe 50": "fast at 4e-4", "at 5e-4 50": "fast",
+        "recipe 70": "fast at 4e-4 for 70 steps", "recipe 100": "fast at 4e-4 for 100 steps",
+        "at 5e-4 100": "fast for 100 steps"}
+
+
+def test_a_row_of_the_recipe_follows_from_each_seed():
+    seconds = stored_results("fast")["values"]["processor_seconds"]
+    page = (ROOT / "docs/reference/speedrun.md").read_text("utf-8")
+    row = r"^\| (?:the )?(.*) \| (\d+) \| ([\d.]+) \| (.*)% \| (.*) \| (.*)% \|$"
+    rows = re.findall(row, page, re.M)
+    assert len(rows) == len(ARMS)
+    for name, steps, time, success, gain, worst in rows:
+        arm = ARMS[f"{name} {steps}"]
+        ends = {seed: 100 * float(end) for seed, end in success_by_seed("fast", arm).items()}
+        shares = [seconds[f"{arm}-s{seed}"] / seconds[f"default-s{seed}"] for seed in ends]
+        found = (f"{np.mean([*ends.values()]):.1f}", f"{min(ends.values()):.1f}",
+                 f"{np.mean(shares):.2f}")
+        assert found == (success, worst, time), arm
+        assert arm == "default" or gain[:5] in stored_gain("fast", arm, "default"), arm
 
 
 @pytest.fixture(scope="module")
