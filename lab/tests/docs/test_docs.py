@@ -18,7 +18,7 @@ from lab.countdown import Problem, Task, parse_problem
 from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
 from lab_runs import SHORT, block, blocks, copy_project, printed_by_each, program
-from small import log_probs_behind
+from small import OWN, log_probs_behind
 
 README = (ROOT / "README.md").read_text("utf-8")
 TRAIN = """
@@ -239,6 +239,8 @@ def headings(page) -> set[str]:
 def test_the_readme_counts_the_lines_of_the_seven_files():
     rows = re.findall(r"^\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|", README, re.M)
     assert len(rows) == 7
+    if OWN:
+        pytest.skip("somebody has added a method")
     assert rows == [(name, str(len((ROOT / name).read_text().splitlines()))) for name, _ in rows]
 
 

@@ -32,7 +32,7 @@ def helper(values):
     return values * TABLE["strength"] * HEAVY
 
 @mitigation
-def my_idea(rollouts):
+def an_idea(rollouts):
     return helper(rollouts.entropy)
 '''
 METHOD = "    def __post_init__(self):\n        self.max_number = 9\n\n"
@@ -48,7 +48,7 @@ OF_ALL = {  # for whoever trains with these files; test_versions.py has all kind
     "the model": ("qwen2_model.py", "1.0 / config.rope_theta", "2.0 / config.rope_theta"),
     "one's own file": ("my_words.py", "2.0", "4.0"),
     "an entry": (MINE, "", "TABLE['strength'] = 6.0")}
-OF_IDEA = {  # for whoever has chosen my_idea
+OF_IDEA = {  # for whoever has chosen an_idea
     "the idea": (MINE, "return helper(r", "return 2 * helper(r"),
     "a function again": (MINE, "", "def helper(values):\n    return values"),
     "an import in a function": (MINE, "    return values * TABLE", "    import my_loss\n    return "
@@ -89,18 +89,18 @@ def edited(folder, file, before, after):
 
 
 class Known:
-    """What plain GRPO, my_idea, and a run of the lab are with these files: arms for `lab idea` and
+    """What plain GRPO, an_idea, and a run of the lab are with these files: arms for `lab idea` and
     --against, and for `lab compare` runs with a copy of the files."""
 
     def __init__(self, root, runs, seed):
         s = make_settings({})
         s.task = "examples.mine"
-        self.arms = [Arm("x", {"mitigation": axis}, runs, root) for axis in ("none", "my_idea")]
+        self.arms = [Arm("x", {"mitigation": axis}, runs, root) for axis in ("none", "an_idea")]
         book, lab = imported(["train.py"], root), files_of_run(s, root)
         of_lab = version_of(lab, {"none", "grpo"})
         self.folders = [arm.folder.name for arm in self.arms] + [of_lab]
         self.versions, self.made = [*(arm.version for arm in self.arms), of_lab], []
-        for axis, files in (("none", book), ("my_idea", book), ("none", lab)):
+        for axis, files in (("none", book), ("an_idea", book), ("none", lab)):
             folder = runs / f"{axis}-{len(self.made)}-{seed}"
             write_log(folder, {}, {"mitigation": axis, "seed": seed}, [{"step": 1, "success": 0.5}])
             copy_files(files, folder / "code")
@@ -110,7 +110,7 @@ class Known:
 @pytest.fixture(scope="module")
 def unedited(copy, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(mitigations.MITIGATIONS, "my_idea", lambda rollouts: rollouts.entropy)
+        patch.setitem(mitigations.MITIGATIONS, "an_idea", lambda rollouts: rollouts.entropy)
         patch.setattr("lab.tools.arms.is_of_book", lambda flags: True)  # which it asks for long
         yield Known(copy, tmp_path_factory.mktemp("runs"), 0)
 
@@ -122,7 +122,7 @@ def unedited(copy, tmp_path_factory):
     *(((False, False, False), edit) for edit in OF_NONE.values())],
     ids=[*OF_ALL, *OF_IDEA, *OF_LAB, *OF_NONE])
 def test_what_counts_is_seen_by_idea_against_and_compare(copy, unedited, tmp_path, seen, edit):
-    """Of plain GRPO, of my_idea and of a run of the lab: runs are made anew, a difference is told
+    """Of plain GRPO, of an_idea and of a run of the lab: runs are made anew, a difference is told
     with its file, and there are two arms; or nothing of it."""
     text = edited(copy, *edit)
     now = Known(copy, tmp_path, 1)
@@ -148,8 +148,8 @@ def test_what_cannot_be_compared_is_refused(copy, unedited, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lab.tools.arms.is_of_book", lambda flags: False)
         assert "has no lab, which these flags need" in refusal(main, [*of_run, "--lora", "1"])
-    assert f"{ROOT} has no my_idea. With plain GRPO a new method is compared by" in refusal(
-        main, ["my_idea", "--against", str(ROOT), *argv])
+    assert f"{ROOT} has no an_idea. With plain GRPO a new method is compared by" in refusal(
+        main, ["an_idea", "--against", str(ROOT), *argv])
     assert not (tmp_path / "runs").exists()
 
 
