@@ -107,7 +107,8 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") ->
 def write_model_folder(model: Qwen2, folder: Path | str,
                        parameters: Mapping[str, Tensor] | None = None) -> None:
     """Write config and weights, as the book does. If `parameters` are given, they are written
-    instead of the model's own: those of a trained model that is kept are rounded."""
-    tensors = parameters or dict(model.named_parameters())
+    instead of the model's own of these names: those of a trained model that is kept are rounded.
+    Where somebody trains some layers alone, the others are written, too."""
+    tensors = dict(model.named_parameters()) | dict(parameters or {})
     written: Any = SimpleNamespace(config=model.config, named_parameters=tensors.items)
     save_model(written, Path(folder))

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import refusal
 from lab.engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.optimizer import trained_parameters
 from lab.tools.sample import is_run
 from qwen2_model import load_model
 from runs import edit_config
@@ -72,6 +73,15 @@ def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_
     path = folder / "model.safetensors"
     path.write_bytes(bytes(path.stat().st_size))  # as by another program
     torch.testing.assert_close(model.model.norm.weight, before + 2)
+
+
+def test_write_model_folder_writes_layers_that_are_not_trained(folder):
+    model = read_model_folder(folder)
+    model.model.embed_tokens.requires_grad_(False)
+    before = load_file(folder / "model.safetensors")[EMBEDDINGS]
+    write_model_folder(model, folder, trained_parameters(model))
+    assert torch.equal(load_file(folder / "model.safetensors")[EMBEDDINGS], before)
+    load_model(folder)
 
 
 def test_a_tensor_that_two_files_have_is_refused(folder):
