@@ -78,33 +78,40 @@ class Patch(NamedTuple):
         return [int.from_bytes(digest[3 * i:3 * i + 3], "big") for i in range(SEEDS)]
 
     def refuse_breaches(self) -> None:
-        changed = re.findall(r"^\+\+\+ b/(.*)$", self.text, re.M)
         added = re.findall(r"^\+(?!\+\+ ).*\S", self.text, re.M)
-        wrong = [f"it changes {name}, which is the judge's" for name in changed
-                 if name.startswith(JUDGES)]
+        wrong = []
         if self.of_class not in CLASSES:
             wrong.append(f'it needs a line "class: {CLASSES[0]}" or "class: {CLASSES[1]}"')
         if len(added) > LONGEST:
             wrong.append(f"it adds {len(added)} lines, and {LONGEST} are the most")
-        if not changed:
-            wrong.append("it has no changed file, as `git diff` writes them")
+        if not re.search("^diff --git ", self.text, re.M) or "GIT binary patch" in self.text:
+            wrong.append("it should have changed lines of text, as `git diff` writes them")
         if wrong:
             raise UserError(f"{self.name}: {wrong[0]}")
 
     def copied(self, runs: Path) -> Path:
-        """The files of the last commit with this patch."""
+        """The files of the last commit with this patch. That it leaves the judge's files as they
+        are is seen by these, because a patch can name a file in many ways."""
         code = runs / "code"
         if not code.exists():
             runs.mkdir(parents=True, exist_ok=True)
             with whole(code) as path:
                 other_version("HEAD", path)
+                before = files_of_judge(path)
                 if self.text:  # outside of a repository, so that all of its paths are here
                     alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}
                     done = subprocess.run(["git", "apply", "-"], cwd=path, input=self.text,
                                           env=alone, text=True, capture_output=True)
                     if done.returncode:
                         raise UserError(f"{self.name} does not apply: {done.stderr.strip()}")
+                if changed := {name for name, _ in before ^ files_of_judge(path)}:
+                    raise UserError(f"{self.name}: it changes {min(changed)}, which is the judge's")
         return code
+
+
+def files_of_judge(code: Path) -> set[tuple[str, bytes]]:
+    names = {path: path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
+    return {(name, path.read_bytes()) for path, name in names.items() if name.startswith(JUDGES)}
 
 
 def main(argv: list[str]) -> None:

@@ -56,9 +56,9 @@ def test_no_run_is_given_a_judged_problem_or_its_prompt():
 
 @pytest.mark.parametrize("change, said", [
     (lambda text: text.replace("class: any task\n", ""), 'needs a line "class: any task"'),
-    (lambda text: text.replace("lab/recipes/fast.json", "countdown_task.py"), "is the judge's"),
     (lambda text: text + "+x\n" * 60, "adds 61 lines, and 60 are the most"),
-    (lambda text: HEAD, "has no changed file")])
+    (lambda text: HEAD, "should have changed lines of text"),
+    (lambda text: text + "GIT binary patch\n", "should have changed lines of text")])
 def test_refuse_breaches_names_what_a_patch_may_not_do(change, said):
     Patch("mine", HEAD + MORE_STEPS).refuse_breaches()
     with pytest.raises(UserError, match=said):
@@ -74,6 +74,11 @@ def test_copied_has_the_change_and_nothing_else_has(tmp_path):
     code = Patch("mine", HEAD + MORE_STEPS).copied(tmp_path / "x")
     assert json.loads((code / speedrun.RECIPE).read_text())["steps"] == 52
     assert json.loads((ROOT / speedrun.RECIPE).read_text())["steps"] == 50
+    cheat = patch_of("lab/judged_task.py", "[0] % 4 == 0", "[0] % 4 == 1")
+    otherwise = re.sub("^diff .*\n", "", cheat, flags=re.M).replace("+++ b/", "+++ x/")
+    for text in (cheat, otherwise):
+        with pytest.raises(UserError, match="mine: it changes lab/judged_task.py, which is the j"):
+            Patch("mine", text).copied(tmp_path / "z")
     with pytest.raises(UserError, match="mine does not apply: error"):
         Patch("mine", HEAD + MORE_STEPS.replace("steps", "stops")).copied(tmp_path / "y")
 
