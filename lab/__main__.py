@@ -20,7 +20,7 @@ except KeyboardInterrupt:  # these take seconds
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
-    "How do I train with LoRA, or on a task of my own?": {"train": "run"},
+    "How do I train on my own task?": {"train": "run"},
     "Will it learn?": {"try": "tools.try_task", "warmup": "tools.warmup"},
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
