@@ -236,6 +236,12 @@ def headings(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_the_readme_has_the_command_that_runs_and_the_one_that_tests():
+    runs, tests = ("pip install -r requirements.txt && python train.py --mitigation none",
+                   "pip install -r tests/requirements.txt && python -m pytest -n 2")
+    assert re.search(f"^{re.escape(runs)} .*\n{re.escape(tests)} ", README, re.M)
+
+
 def test_the_readme_counts_the_lines_of_the_seven_files():
     rows = re.findall(r"^\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|", README, re.M)
     assert len(rows) == 7
