@@ -10,10 +10,11 @@ TASK is a file with a task or a reward (TRL's, too), a file of questions with an
 reasoning-gym; without it, Countdown. All other flags are those of `lab train`, and mean the
 training that is planned.
 
-It shows prompts as the model reads them, an answer to each with its reward, and then makes one step
-of the training in a folder that is removed: how many groups have different rewards, its seconds and
-its memory. Of a large model the step has two problems, and its seconds are counted up. Then it says
-whether GRPO will learn, from groups of untrained answers to more problems:
+It shows prompts as the model reads them, an answer to each with its reward, and then makes three
+steps of the training in a folder that is removed: how many groups of the first one have different
+rewards, the seconds of the third, because the first two are also checks, and their memory. Of a
+large model they have two problems. Then it says whether GRPO will learn, from groups of untrained
+answers to more problems:
 
     learns                  enough groups have answers with different rewards, because some are
                             right and some are wrong
@@ -52,7 +53,8 @@ from run import read_lines
 
 SHOWN = 3            # prompts
 LONGEST = 1500       # characters of a prompt or an answer that are shown
-FEW_PROBLEMS = 2     # of the step of a large model
+FEW_PROBLEMS = 2     # of a step of a large model
+STEPS = 3            # that are made: in the first two every method is asked twice
 WITH_MORE = 16       # answers to a problem that are scored again with a blank or a word more
 TRIED = 30           # rules, as the answer to problems to which they were not sampled
 BLIND_PROBLEMS = 16  # by which one of them is chosen, and as many on which it is judged
@@ -98,8 +100,8 @@ def main(argv: list[str]) -> int:
     is_large = policy.model.is_large
     del policy  # the step below needs its memory
     questions = min(FEW_PROBLEMS, settings.questions) if is_large else settings.questions
-    line = one_step(planned, questions)
-    say("\n".join([*about_step(line, settings, questions),
+    lines = first_steps(planned, questions)
+    say("\n".join([*about_steps(lines, settings, questions),
                    textwrap.fill(f"{word.upper()}: {reason}", 100)]))
     words = [word for name, value in settings.typed.items()
              for word in (f"--{name}", typed(value))]
@@ -246,12 +248,12 @@ def with_more(policy: Policy, problem: Any, texts: list[str], rewards: np.ndarra
             for text, reward in [*dict(zip(texts, rewards)).items()][:WITH_MORE]]
 
 
-def one_step(planned: Json, questions: int) -> Json:
-    """The line in metrics.jsonl of a first step, in a process of its own."""
-    show_status("one step is made")
+def first_steps(planned: Json, questions: int) -> list[Json]:
+    """The lines in metrics.jsonl of the first steps, in a process of its own."""
+    show_status("three steps are made")
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary, "step")
-        own = {"questions": questions, "steps": 1, "eval_every": 0, "checkpoint_every": 0,
+        own = {"questions": questions, "steps": STEPS, "eval_every": 0, "checkpoint_every": 0,
                "change_every": 0, "out": out}
         flags = [f"--{name}={typed(value)}" for name, value in (planned | own).items()]
         here = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), *sys.path])}
@@ -260,25 +262,33 @@ def one_step(planned: Json, questions: int) -> Json:
         if made.returncode:
             raise UserError(made.stderr.strip().removeprefix("lab train: ")
                             or f"the step ended with status {made.returncode}")
-        return read_lines(out / "metrics.jsonl")[-1]
+        return read_lines(out / "metrics.jsonl")
 
 
-def about_step(line: Json, s: LabSettings, questions: int) -> list[str]:
-    """What one step says of the training: groups, time, memory."""
+def about_steps(lines: list[Json], s: LabSettings, questions: int) -> list[str]:
+    """What the first steps say of the training: groups, time, memory. More problems take more time,
+    and at most in proportion."""
+    line, last = lines[0], lines[-1]
     equal = round(line["groups_without_spread"] * questions)
     spread = questions - equal
-    seconds = line["seconds"] * s.questions / questions
+    low = last["seconds"] - last["update_seconds"] + max(one["update_seconds"] for one in lines)
+    seconds = [two_digits(low * share) for share in (1, s.questions / questions)]
+    minutes = [str(max(1, round(low * share * s.steps / 60))) for share in (
+        1, s.questions / questions)]
     said = [f"One step of {questions} problems x {s.answers} answers: in {spread} of {questions} "
             "groups the rewards differ, and only these teach. The mean reward is "
             f"{line['reward']:.2f}, and {line['finished']:.0%} of the answers end before "
             f"{s.max_new_tokens} tokens."]
-    counted = "" if questions == s.questions else f" with {s.questions} problems"
-    memory = (line["peak_memory_bytes"] or 0) / 1e9
-    said.append(f"A step takes about {two_digits(seconds)} s{counted}, so {s.steps} steps take "
-                f"about {max(1, round(seconds * s.steps / 60))} min, without evaluations. At most "
-                f"{two_digits(memory)} GB of memory were taken.")
+    memory = (last["peak_memory_bytes"] or 0) / 1e9
+    said.append(f"A step takes about {span(seconds)} s, so {s.steps} steps take about "
+                f"{span(minutes)} min, without evaluations. At most {two_digits(memory)} GB of "
+                "memory were taken.")
     return [textwrap.fill(sentence, 100) for sentence in said]
 
 
 def two_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def span(ends: list[str]) -> str:
+    return " to ".join(dict.fromkeys(ends))

@@ -24,7 +24,7 @@ def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
     said = " ".join(capsys.readouterr().out.split())
     words = said.partition("To train: python -m lab train ")[2].split()
     run(*words, "--steps", 1, "--eval_every", 0, "--out", tmp_path / "run")
-    (step,) = lines(tmp_path / "run/metrics.jsonl")
+    step, *_ = lines(tmp_path / "run/metrics.jsonl")
     assert "of 4 groups of 4 answers the rewards differ" in said
     spread = 3 - round(3 * step["groups_without_spread"])
     assert f"in {spread} of 3 groups the rewards differ" in said
@@ -32,6 +32,18 @@ def test_the_step_that_is_shown_is_the_first_of_the_training(capsys, tmp_path):
     assert len(re.findall(r"Problem \d, as the model reads it: \| <\|im_start\|>user", said)) == 3
     assert said.count(" tokens: |") + said.count("cut off: |") == 3
     assert "HAS A HOLE: " in said and " / " in said  # any answer that divides is paid
+
+
+def test_about_steps_leaves_the_checks_of_the_first_steps_out():
+    """The third step took 3 s without an update, which took 2 s before: 5 s with two problems, and
+    at most four times as much with eight."""
+    first = {"groups_without_spread": 0.5, "reward": 0.5, "finished": 1.0, "seconds": 99.0}
+    lines = [first | {"update_seconds": seconds} for seconds in (2.0, 1.0, 0.0)]
+    lines[-1] |= {"seconds": 3.0, "peak_memory_bytes": 4.7e9}
+    settings = SimpleNamespace(questions=8, answers=8, max_new_tokens=12, steps=48)
+    said = " ".join(" ".join(try_task.about_steps(lines, settings, 2)).split())
+    assert "in 1 of 2 groups" in said and "At most 4.7 GB" in said
+    assert "takes about 5 to 20 s, so 48 steps take about 4 to 16 min" in said
 
 
 def test_the_fields_of_a_script_for_trl_become_flags(capsys, tmp_path):
